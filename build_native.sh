@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Configures, builds and installs the native libraries into infiniop_py/_lib/.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+usage() {
+    cat <<'EOF'
+usage: ./build_native.sh [options]
+  --debug     -O1 with debug information
+  --asan      with AddressSanitizer and UndefinedBehaviorSanitizer
+  --tsan      with ThreadSanitizer
+  --cuda      with the NVIDIA backend, or fail
+  --tests     also build the C++ tests and run them
+  --jobs N    compile N files at a time (default: one a CPU)
+  --prefix D  install into D instead of infiniop_py/_lib
+EOF
+}
+
+build_type=Release sanitize="" cuda=AUTO tests=OFF jobs=$(nproc) prefix=$PWD/infiniop_py/_lib variant=release
+while [ $# -gt 0 ]; do
+    case $1 in
+        --debug) build_type=Debug variant=debug ;;
+        --asan) build_type=Debug sanitize=address,undefined variant=asan ;;
+        --tsan) build_type=Debug sanitize=thread variant=tsan ;;
+        --cuda) cuda=ON ;;
+        --tests) tests=ON ;;
+        --jobs) jobs=${2:?--jobs needs a number}; shift ;;
+        --prefix) prefix=$(realpath -m "${2:?--prefix needs a folder}"); shift ;;
+        -h | --help) usage; exit 0 ;;
+        *) usage >&2; exit 2 ;;
+    esac
+    shift
+done
+
+if ! command -v "${CXX:-c++}" >/dev/null && ! command -v g++ >/dev/null && ! command -v clang++ >/dev/null; then
+    echo "build_native.sh: no C++ compiler was found; install one (Debian, Ubuntu: apt install g++) or name it in CXX." >&2
+    exit 1
+fi
+if ! command -v cmake >/dev/null; then
+    echo "build_native.sh: cmake was not found; install it: pip install cmake" >&2
+    exit 1
+fi
+
+build=build/native-$variant
+cmake -S native -B "$build" -DCMAKE_BUILD_TYPE=$build_type -DINFINIOP_FLAT_INSTALL=ON -DINFINIOP_SANITIZE="$sanitize" \
+    -DINFINIOP_CUDA=$cuda -DINFINIOP_TESTS=$tests -DPython_EXECUTABLE="$(command -v "${PYTHON:-python3}")"
+cmake --build "$build" --parallel "$jobs"
+if [ $tests = ON ]; then ctest --test-dir "$build" --output-on-failure; fi
+cmake --install "$build" --prefix "$prefix"

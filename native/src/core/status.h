@@ -1,0 +1,37 @@
+/* Failing: every error leaves through fail(), which keeps the sentence for the calling thread. */
+#pragma once
+#include <exception>
+#include <new>
+
+#include "infini_backend.h"
+
+namespace infini {
+
+/** Keeps the formatted sentence as this thread's last error and returns `status`. Allocates nothing. */
+__attribute__((format(printf, 2, 3))) infiniStatus_t fail(infiniStatus_t status, const char *format, ...);
+
+/** Name of a status without prefix. */
+const char *status_name(infiniStatus_t status);
+
+/** Body of every exported function: no exception crosses the C boundary. */
+template <class Body>
+infiniStatus_t guard(const char *function, Body &&body) noexcept {
+    try {
+        return body();
+    } catch (const std::bad_alloc &) {
+        return fail(INFINI_STATUS_INTERNAL_ERROR, "%s: out of memory", function);
+    } catch (const std::exception &e) {
+        return fail(INFINI_STATUS_INTERNAL_ERROR, "%s: %s", function, e.what());
+    } catch (...) {
+        return fail(INFINI_STATUS_INTERNAL_ERROR, "%s: unknown exception", function);
+    }
+}
+
+} // namespace infini
+
+/** Defines an exported function. In its body, the statements given last, `fn` is the function's name. */
+#define INFINI_EXPORT(function, parameters, ...)                                \
+    infiniStatus_t function parameters {                                        \
+        static constexpr const char *fn = #function;                            \
+        return infini::guard(fn, [&]() -> infiniStatus_t { __VA_ARGS__ });      \
+    }

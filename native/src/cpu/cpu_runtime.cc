@@ -1,0 +1,234 @@
+/* The CPU as a device: heap memory, streams without a queue, events that are complete when recorded. */
+#include <algorithm>
+#include <chrono>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <set>
+
+#include "core/fork_mutex.h"
+#include "core/slab.h"
+#include "cpu/cpu_backend.h"
+#include "core/status.h"
+
+#ifndef INFINI_VERSION
+#error "the build defines INFINI_VERSION"
+#endif
+
+namespace infini {
+
+namespace {
+
+constexpr size_t kAlignment = 64; // a cache line, and the widest vector
+
+struct CpuStream {};
+
+struct CpuEvent {
+    bool timed = true;
+    bool recorded = false;
+    std::chrono::steady_clock::time_point at;
+};
+
+/** Live allocations: freeing anything else is an error and not a corrupted heap. */
+struct Allocations {
+    ForkMutex mutex;
+    std::set<void *> live;
+};
+Allocations &allocations = *new Allocations;
+
+infiniStatus_t check_stream(const char *what, infinirtStream_t stream) {
+    if (stream == nullptr || slab<CpuStream>.find(stream) != nullptr) return INFINI_STATUS_SUCCESS;
+    return fail(INFINI_STATUS_BAD_PARAM, "%s: stream %p is not a live CPU stream", what, stream);
+}
+
+infiniStatus_t find_event(const char *what, infinirtEvent_t event, CpuEvent **found) {
+    *found = slab<CpuEvent>.find(event);
+    if (*found != nullptr) return INFINI_STATUS_SUCCESS;
+    return fail(INFINI_STATUS_BAD_PARAM, "%s: event %p is not a live CPU event", what, event);
+}
+
+infiniStatus_t device_count(int *count) {
+    *count = 1;
+    return INFINI_STATUS_SUCCESS;
+}
+
+/** A number in a one-line file, or `otherwise` ("max", no such file). */
+uint64_t read_number(const char *path, uint64_t otherwise) {
+    FILE *file = std::fopen(path, "r");
+    if (file == nullptr) return otherwise;
+    uint64_t value;
+    if (std::fscanf(file, "%" SCNu64, &value) != 1) value = otherwise;
+    std::fclose(file);
+    return value;
+}
+
+infiniStatus_t mem_info(int, size_t *free_bytes, size_t *total_bytes) {
+    FILE *file = std::fopen("/proc/meminfo", "r");
+    if (file == nullptr) return fail(INFINI_STATUS_INTERNAL_ERROR, "infinirtGetMemInfo: /proc/meminfo cannot be read");
+    uint64_t total = 0, available = 0;
+    for (char line[128]; std::fgets(line, sizeof line, file) != nullptr;) {
+        std::sscanf(line, "MemTotal: %" SCNu64, &total);
+        std::sscanf(line, "MemAvailable: %" SCNu64, &available);
+    }
+    std::fclose(file);
+    total *= 1024;
+    available *= 1024;
+    const uint64_t limit = read_number("/sys/fs/cgroup/memory.max", total); // seen from inside a container
+    if (limit < total) {
+        const uint64_t used = std::min(read_number("/sys/fs/cgroup/memory.current", 0), limit);
+        total = limit;
+        available = std::min(available, limit - used);
+    }
+    *free_bytes = available;
+    *total_bytes = total;
+    return INFINI_STATUS_SUCCESS;
+}
+
+infiniStatus_t device_synchronize(int) { return INFINI_STATUS_SUCCESS; }
+
+infiniStatus_t stream_create(int, infinirtStream_t *stream) {
+    *stream = slab<CpuStream>.create();
+    return INFINI_STATUS_SUCCESS;
+}
+infiniStatus_t stream_destroy(int, infinirtStream_t stream) {
+    if (const infiniStatus_t status = check_stream("infinirtStreamDestroy", stream)) return status;
+    slab<CpuStream>.destroy(static_cast<CpuStream *>(stream));
+    return INFINI_STATUS_SUCCESS;
+}
+infiniStatus_t stream_synchronize(int, infinirtStream_t stream) { return check_stream("infinirtStreamSynchronize", stream); }
+infiniStatus_t stream_wait_event(int, infinirtStream_t stream, infinirtEvent_t event) {
+    CpuEvent *found;
+    if (const infiniStatus_t status = check_stream("infinirtStreamWaitEvent", stream)) return status;
+    return find_event("infinirtStreamWaitEvent", event, &found);
+}
+
+infiniStatus_t event_create(int, infinirtEvent_t *event, uint32_t flags) {
+    CpuEvent *made = slab<CpuEvent>.create();
+    made->timed = (flags & INFINIRT_EVENT_DISABLE_TIMING) == 0;
+    *event = made;
+    return INFINI_STATUS_SUCCESS;
+}
+infiniStatus_t event_record(int, infinirtEvent_t event, infinirtStream_t stream) {
+    CpuEvent *found;
+    if (const infiniStatus_t status = find_event("infinirtEventRecord", event, &found)) return status;
+    if (const infiniStatus_t status = check_stream("infinirtEventRecord", stream)) return status;
+    found->at = std::chrono::steady_clock::now();
+    found->recorded = true;
+    return INFINI_STATUS_SUCCESS;
+}
+infiniStatus_t event_query(int, infinirtEvent_t event, infinirtEventStatus_t *state) {
+    CpuEvent *found;
+    if (const infiniStatus_t status = find_event("infinirtEventQuery", event, &found)) return status;
+    *state = INFINIRT_EVENT_COMPLETE;
+    return INFINI_STATUS_SUCCESS;
+}
+infiniStatus_t event_synchronize(int, infinirtEvent_t event) {
+    CpuEvent *found;
+    return find_event("infinirtEventSynchronize", event, &found);
+}
+infiniStatus_t event_destroy(int, infinirtEvent_t event) {
+    CpuEvent *found;
+    if (const infiniStatus_t status = find_event("infinirtEventDestroy", event, &found)) return status;
+    slab<CpuEvent>.destroy(found);
+    return INFINI_STATUS_SUCCESS;
+}
+infiniStatus_t event_elapsed_time(int, float *ms, infinirtEvent_t start, infinirtEvent_t end) {
+    CpuEvent *from, *to;
+    if (const infiniStatus_t status = find_event("infinirtEventElapsedTime", start, &from)) return status;
+    if (const infiniStatus_t status = find_event("infinirtEventElapsedTime", end, &to)) return status;
+    for (const CpuEvent *event : {from, to}) {
+        const char *which = event == from ? "start" : "end";
+        if (!event->timed) return fail(INFINI_STATUS_BAD_PARAM, "infinirtEventElapsedTime: %s was created with DISABLE_TIMING", which);
+        if (!event->recorded) return fail(INFINI_STATUS_BAD_PARAM, "infinirtEventElapsedTime: %s was never recorded", which);
+    }
+    *ms = std::chrono::duration<float, std::milli>(to->at - from->at).count();
+    return INFINI_STATUS_SUCCESS;
+}
+
+infiniStatus_t allocate(int, void **ptr, size_t size) {
+    // Rounding up to the alignment must not wrap; nothing near SIZE_MAX can be had anyway.
+    void *memory = size <= SIZE_MAX - kAlignment ? std::aligned_alloc(kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment) : nullptr;
+    if (memory == nullptr) return fail(INFINI_STATUS_INTERNAL_ERROR, "infinirtMalloc: %zu bytes of CPU memory cannot be had", size);
+    try {
+        std::lock_guard<ForkMutex> lock(allocations.mutex);
+        allocations.live.insert(memory);
+    } catch (...) {
+        std::free(memory);
+        throw;
+    }
+    *ptr = memory;
+    return INFINI_STATUS_SUCCESS;
+}
+infiniStatus_t release(int, void *ptr) {
+    {
+        std::lock_guard<ForkMutex> lock(allocations.mutex);
+        if (allocations.live.erase(ptr) == 0)
+            return fail(INFINI_STATUS_BAD_PARAM, "infinirtFree: %p is not live memory of infinirtMalloc on the CPU", ptr);
+    }
+    std::free(ptr);
+    return INFINI_STATUS_SUCCESS;
+}
+infiniStatus_t allocate_async(int id, void **ptr, size_t size, infinirtStream_t stream) {
+    if (const infiniStatus_t status = check_stream("infinirtMallocAsync", stream)) return status;
+    return allocate(id, ptr, size);
+}
+infiniStatus_t release_async(int id, void *ptr, infinirtStream_t stream) {
+    if (const infiniStatus_t status = check_stream("infinirtFreeAsync", stream)) return status;
+    return release(id, ptr);
+}
+
+infiniStatus_t copy(int, void *dst, const void *src, size_t size, infinirtMemcpyKind_t) {
+    std::memmove(dst, src, size);
+    return INFINI_STATUS_SUCCESS;
+}
+infiniStatus_t copy_async(int id, void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind, infinirtStream_t stream) {
+    if (const infiniStatus_t status = check_stream("infinirtMemcpyAsync", stream)) return status;
+    return copy(id, dst, src, size, kind);
+}
+infiniStatus_t set(int, void *ptr, int value, size_t size) {
+    std::memset(ptr, value, size);
+    return INFINI_STATUS_SUCCESS;
+}
+infiniStatus_t set_async(int id, void *ptr, int value, size_t size, infinirtStream_t stream) {
+    if (const infiniStatus_t status = check_stream("infinirtMemsetAsync", stream)) return status;
+    return set(id, ptr, value, size);
+}
+
+infiniStatus_t probe(char *, size_t) { return INFINI_STATUS_SUCCESS; }
+
+constexpr InfiniRuntimeTable make_runtime() {
+    InfiniRuntimeTable t{};
+    t.struct_size = sizeof t;
+    t.device_count = device_count;
+    t.mem_info = mem_info;
+    t.device_synchronize = device_synchronize;
+    t.stream_create = stream_create;
+    t.stream_destroy = stream_destroy;
+    t.stream_synchronize = stream_synchronize;
+    t.stream_wait_event = stream_wait_event;
+    t.event_create = event_create;
+    t.event_record = event_record;
+    t.event_query = event_query;
+    t.event_synchronize = event_synchronize;
+    t.event_destroy = event_destroy;
+    t.event_elapsed_time = event_elapsed_time;
+    t.malloc_device = t.malloc_host = allocate;
+    t.free_device = t.free_host = release;
+    t.malloc_async = allocate_async;
+    t.free_async = release_async;
+    t.memcpy_sync = copy;
+    t.memcpy_async = copy_async;
+    t.memset_sync = set;
+    t.memset_async = set_async;
+    return t;
+}
+constexpr InfiniRuntimeTable kRuntime = make_runtime();
+
+} // namespace
+
+const InfiniBackend kCpuBackend = {INFINI_BACKEND_ABI, sizeof(InfiniBackend), INFINI_DEVICE_CPU, "cpu", INFINI_VERSION,
+                                   probe,              &kRuntime,             nullptr};
+
+} // namespace infini

@@ -1,0 +1,38 @@
+/* The floating-point environment kernels rely on: nearest even, no flushing of subnormals, no traps. What the caller has set
+ * is put back, its exception flags included. */
+#pragma once
+#include <cstdint>
+
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
+
+namespace infini {
+
+class FpEnvironment {
+public:
+#if defined(__SSE__)
+    FpEnvironment() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+    ~FpEnvironment() { _mm_setcsr(saved_); }
+
+private:
+    uint32_t saved_;
+#elif defined(__aarch64__)
+    FpEnvironment() {
+        __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
+        __asm__ volatile("msr fpcr, %0" ::"r"(uint64_t{0}));
+    }
+    ~FpEnvironment() { __asm__ volatile("msr fpcr, %0" ::"r"(saved_)); }
+
+private:
+    uint64_t saved_;
+#else
+    FpEnvironment() {}
+    ~FpEnvironment() {}
+#endif
+public:
+    FpEnvironment(const FpEnvironment &) = delete;
+    FpEnvironment &operator=(const FpEnvironment &) = delete;
+};
+
+} // namespace infini

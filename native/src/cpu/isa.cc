@@ -1,0 +1,77 @@
+#include "cpu/isa.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace infini {
+
+namespace {
+
+#if defined(__x86_64__)
+
+/** Registers the operating system saves on a context switch: what CPUID offers may be used only if these are among them. */
+uint64_t saved_state() {
+    uint32_t eax, edx;
+    __asm__ volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
+    return uint64_t{edx} << 32 | eax;
+}
+
+bool all(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
+
+bool cpu_has_avx2() {
+    uint32_t eax, ebx, ecx, edx;
+    constexpr uint64_t kYmm = 0x6;
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) return false;
+    if (!all(ecx, bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C) || !all(saved_state(), kYmm)) return false;
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && all(ebx, bit_AVX2);
+}
+
+bool cpu_has_avx512() {
+    uint32_t eax, ebx, ecx, edx;
+    constexpr uint64_t kZmmAndMasks = 0xe6;
+    if (!cpu_has_avx2() || !all(saved_state(), kZmmAndMasks)) return false;
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && all(ebx, bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL);
+}
+
+#endif
+
+struct Isa {
+    const KernelTable *table;
+    bool (*available)();
+};
+
+bool always() { return true; }
+
+/** Best first; the portable kernels run everywhere and end the list. */
+constexpr Isa kIsas[] = {
+#if defined(__x86_64__)
+    {&kKernelsAvx512, cpu_has_avx512},
+    {&kKernelsAvx2, cpu_has_avx2},
+#endif
+    {&kKernelsPortable, always},
+};
+
+const KernelTable &choose() {
+    const char *most = std::getenv("INFINIOP_MAX_ISA");
+    bool named = false; // a name that is in no row caps nothing
+    for (const Isa &isa : kIsas) named = named || (most != nullptr && std::strcmp(most, isa.table->name) == 0);
+    bool reached = !named;
+    for (const Isa &isa : kIsas) {
+        reached = reached || std::strcmp(most, isa.table->name) == 0;
+        if (reached && isa.available()) return *isa.table;
+    }
+    return kKernelsPortable;
+}
+
+} // namespace
+
+const KernelTable &kernels() {
+    static const KernelTable &chosen = choose();
+    return chosen;
+}
+
+} // namespace infini

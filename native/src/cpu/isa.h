@@ -1,0 +1,10 @@
+/* Which instruction set the kernels use: chosen once, by CPUID and INFINIOP_MAX_ISA. */
+#pragma once
+#include "cpu/kernels.h"
+
+namespace infini {
+
+/** The kernels of the best instruction set this CPU has and INFINIOP_MAX_ISA allows. */
+const KernelTable &kernels();
+
+} // namespace infini

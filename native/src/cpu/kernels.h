@@ -1,0 +1,56 @@
+/* The kernels of one instruction set: a table of functions over rows and tiles. Each table is filled by one source file
+ * that is compiled for its instruction set alone; this header is all those files share with the rest, so it has no inline
+ * function and includes no library header with one: the linker keeps one copy of an inline function, and that copy must
+ * not be one that only newer CPUs can run. */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#include "infinicore.h"
+
+namespace infini {
+
+constexpr int kDtypeCount = INFINI_DTYPE_BF16 + 1;
+
+/** c[i * stride_c] = a[i * stride_a] op b[i * stride_b] for i < n. c may be exactly a or b. */
+using BinaryRow = void (*)(void *c, int64_t stride_c, const void *a, int64_t stride_a, const void *b, int64_t stride_b, int64_t n);
+
+/** One row of add_rms_norm; y, r, a, b, w: [n], unit stride. r or y may be exactly a or b. */
+using NormRow = void (*)(void *y, void *r, const void *a, const void *b, const void *w, int64_t n, float epsilon);
+
+/** dst[i * stride_dst] = src[i * stride_src] for i < n; strides in elements. */
+using CopyRow = void (*)(void *dst, int64_t stride_dst, const void *src, int64_t stride_src, int64_t n);
+
+/** dst[i * stride_dst + j] = src[j * stride_src + i] for i < rows, j < cols. */
+using TransposeTile = void (*)(void *dst, int64_t stride_dst, const void *src, int64_t stride_src, int64_t rows, int64_t cols);
+
+/** The parts of a blocked matrix product of one element type. "acc" is the type sums are kept in: float, or double for F64.
+ *  Operands are packed into panels, acc[kc][width], width being mr for A and nr for B. */
+struct GemmKernel {
+    int mr, nr;   // rows and columns of the register tile
+    int acc_size; // bytes
+    /** panel[k][w] = src[w * stride_w + k * stride_k] for k < kc, w < valid; 0 for valid <= w < width. */
+    void (*pack)(void *panel, const void *src, int64_t stride_w, int64_t stride_k, int64_t valid, int64_t width, int64_t kc);
+    /** tile[mr][nr] (+)= A panel^T * B panel, each sum in order of k. */
+    void (*multiply)(int64_t kc, const void *a_panel, const void *b_panel, void *tile, bool accumulate);
+    /** c[i * row_stride + j * col_stride] = alpha * tile[i][j] + beta * c[...] for i < m, j < n, rounded once. c is not read when beta is 0. */
+    void (*store)(void *c, int64_t row_stride, int64_t col_stride, const void *tile, int64_t m, int64_t n, float alpha, float beta);
+};
+
+struct KernelTable {
+    const char *name;
+    BinaryRow add[kDtypeCount]; // by dtype; null where the operator does not take it
+    BinaryRow mul[kDtypeCount];
+    NormRow add_rms_norm[kDtypeCount][kDtypeCount]; // by dtype of the tensors and of the weight
+    CopyRow copy[5];                                // by log2 of the element size
+    TransposeTile transpose[5];
+    GemmKernel gemm[kDtypeCount];
+};
+
+extern const KernelTable kKernelsPortable;
+#if defined(__x86_64__)
+extern const KernelTable kKernelsAvx2;
+extern const KernelTable kKernelsAvx512;
+#endif
+
+} // namespace infini

@@ -1,0 +1,49 @@
+/* One instruction set's kernels. Everything but the table has internal linkage. */
+#define INFINI_STRINGIFY_(x) #x
+#define INFINI_STRINGIFY(x) INFINI_STRINGIFY_(x)
+
+namespace infini {
+namespace {
+
+struct f16 {
+    uint16_t bits;
+};
+struct bf16 {
+    uint16_t bits;
+};
+struct u128 {
+    uint64_t lo, hi;
+};
+
+#include "cpu/half.inl"
+
+#if defined(__AVX512F__)
+#include "cpu/vec_avx512.inl"
+#elif defined(__AVX2__)
+#include "cpu/vec_avx2.inl"
+#else
+#include "cpu/vec_portable.inl"
+#endif
+#include "cpu/vec_common.inl"
+
+#include "cpu/binary.inl"
+#include "cpu/norm.inl"
+#include "cpu/copy.inl"
+#include "cpu/gemm.inl"
+
+constexpr KernelTable make_table() {
+    KernelTable t{};
+    t.name = INFINI_STRINGIFY(INFINI_ISA);
+    fill_binary<Add>(t.add);
+    fill_binary<Mul>(t.mul);
+    fill_norm(t);
+    fill_copy(t);
+    fill_gemm(t);
+    return t;
+}
+
+} // namespace
+
+constexpr KernelTable INFINI_ISA_TABLE = make_table();
+
+} // namespace infini

@@ -1,0 +1,88 @@
+/* Walks the rows of operands that have one common, reduced shape, in pieces that threads can share. */
+#pragma once
+#include <algorithm>
+
+#include "core/dtype.h"
+#include "core/layout.h"
+#include "cpu/thread_pool.h"
+
+namespace infini {
+
+/** Below this much memory traffic a second thread costs more than it brings: waking one takes about as long as moving it. */
+constexpr int64_t kBytesPerThread = 256 * 1024;
+
+/** The loops of a problem: `ndim` outer ones around rows of `n` elements. Strides in bytes, of up to N operands. */
+template <int N>
+struct RowLoop {
+    int ndim = 0;
+    int64_t n = 1;             // elements of a row
+    int64_t rows = 1;          // product of the outer sizes
+    int64_t bytes_per_row = 0; // read and written
+    int64_t shape[INFINI_MAX_DIMS];
+    int64_t stride[N][INFINI_MAX_DIMS];
+    int64_t offset[N];
+    int64_t step[N]; // within a row, in elements
+
+    /** Rows are the last dimension of `operands`; rank 0 is one row of one element. */
+    explicit RowLoop(const InfiniOperand *operands) {
+        const int rank = operands[0].ndim;
+        ndim = std::max(rank - 1, 0);
+        n = rank > 0 ? operands[0].shape[rank - 1] : 1;
+        for (int d = 0; d < ndim; ++d) {
+            shape[d] = operands[0].shape[d];
+            rows *= shape[d];
+        }
+        for (int i = 0; i < N; ++i) {
+            const int64_t size = kDtypes[operands[i].dtype].size;
+            offset[i] = operands[i].offset * size;
+            step[i] = rank > 0 ? operands[i].stride[rank - 1] : 0;
+            bytes_per_row += n * size;
+            for (int d = 0; d < ndim; ++d) stride[i][d] = operands[i].stride[d] * size;
+        }
+    }
+
+    /** Calls row(byte offsets of the operands, first element, number of elements) for the elements begin..end in row order. */
+    template <class Row>
+    void walk(int64_t begin, int64_t end, Row &&row) const {
+        int64_t index[INFINI_MAX_DIMS], at[N];
+        int64_t first = begin % n;
+        int64_t rest = begin / n;
+        for (int i = 0; i < N; ++i) at[i] = offset[i];
+        for (int d = ndim - 1; d >= 0; --d) {
+            index[d] = rest % shape[d];
+            rest /= shape[d];
+            for (int i = 0; i < N; ++i) at[i] += index[d] * stride[i][d];
+        }
+        for (;;) {
+            const int64_t count = std::min(n - first, end - begin);
+            row(at, first, count);
+            begin += count;
+            if (begin >= end) return;
+            first = 0;
+            for (int d = ndim - 1; d >= 0; --d) {
+                for (int i = 0; i < N; ++i) at[i] += stride[i][d];
+                if (++index[d] < shape[d]) break;
+                for (int i = 0; i < N; ++i) at[i] -= index[d] * stride[i][d];
+                index[d] = 0;
+            }
+        }
+    }
+
+    /** walk() over everything, by as many threads as it is worth. Pieces start at multiples of `grain` elements. */
+    template <class Row>
+    void parallel_walk(int64_t grain, Row &&row) const {
+        const int64_t total = rows * n;
+        const int64_t worth = rows * bytes_per_row / kBytesPerThread;
+        const int threads = static_cast<int>(std::clamp<int64_t>(worth, 1, num_threads()));
+        if (threads == 1) return walk(0, total, row);
+        const int64_t grains = (total + grain - 1) / grain;
+        const int64_t pieces = std::min<int64_t>(threads, grains);
+        parallel_for(pieces, threads, [&](int64_t piece, int) {
+            const int64_t begin = grains * piece / pieces * grain;
+            const int64_t end = std::min(total, grains * (piece + 1) / pieces * grain);
+            if (begin < end) walk(begin, end, row);
+        });
+    }
+};
+
+} // namespace infini

@@ -1,0 +1,225 @@
+#include "cpu/thread_pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+
+#include "cpu/fp_environment.h"
+
+namespace infini {
+
+namespace {
+
+constexpr int kMaxThreads = 1024;
+
+/* ---- how many threads ----------------------------------------------------------------------------------------------- */
+
+int cpus_in_affinity_mask() {
+    for (int capacity = 1024; capacity <= 1 << 20; capacity *= 2) { // the kernel refuses a mask shorter than its own
+        cpu_set_t *set = CPU_ALLOC(static_cast<size_t>(capacity));
+        if (set == nullptr) return 1;
+        const size_t size = CPU_ALLOC_SIZE(static_cast<size_t>(capacity));
+        const int count = sched_getaffinity(0, size, set) == 0 ? CPU_COUNT_S(size, set) : 0;
+        CPU_FREE(set);
+        if (count > 0) return count;
+    }
+    return 1;
+}
+
+/** CPUs that "quota period" or "max period" in a file allow, or infinity. */
+double quota_in(const std::string &path) {
+    double quota = INFINITY, period;
+    if (FILE *file = std::fopen(path.c_str(), "r")) {
+        if (std::fscanf(file, "%lf %lf", &quota, &period) == 2 && quota > 0 && period > 0)
+            quota /= period;
+        else
+            quota = INFINITY;
+        std::fclose(file);
+    }
+    return quota;
+}
+
+/** The smallest quota of this process's control group (version 2) and those above it. */
+double cgroup_quota() {
+    std::string group;
+    if (FILE *file = std::fopen("/proc/self/cgroup", "r")) {
+        char line[4096];
+        while (std::fgets(line, sizeof line, file) != nullptr)
+            if (std::strncmp(line, "0::", 3) == 0) group.assign(line + 3, std::strcspn(line + 3, "\n"));
+        std::fclose(file);
+    }
+    double quota = quota_in("/sys/fs/cgroup/cpu.max");
+    for (; group.size() > 1; group.erase(group.find_last_of('/'))) quota = std::min(quota, quota_in("/sys/fs/cgroup" + group + "/cpu.max"));
+    return quota;
+}
+
+/** The number an environment variable starts with, or 0. */
+int number_in(const char *variable) {
+    const char *text = std::getenv(variable);
+    const long n = text != nullptr ? std::strtol(text, nullptr, 10) : 0;
+    return static_cast<int>(std::clamp<long>(n, 0, kMaxThreads));
+}
+
+int read_default_num_threads() {
+    const double allowed = std::min<double>(cpus_in_affinity_mask(), std::ceil(cgroup_quota()));
+    int n = std::clamp(static_cast<int>(allowed), 1, kMaxThreads);
+    int wanted = number_in("INFINIOP_NUM_THREADS");
+    if (wanted == 0) wanted = number_in("OMP_NUM_THREADS");
+    return wanted > 0 ? std::min(n, wanted) : n;
+}
+
+int default_num_threads() {
+    static const int n = read_default_num_threads();
+    return n;
+}
+
+std::atomic<int> process_threads{0}; // 0: the default
+thread_local int local_threads = 0;  // 0: the process's
+
+int process_num_threads() {
+    const int n = process_threads.load(std::memory_order_relaxed);
+    return n > 0 ? n : default_num_threads();
+}
+
+/* ---- the pool ------------------------------------------------------------------------------------------------------- */
+
+thread_local bool in_task = false;
+
+/** A loop in progress; lives on its caller's stack. */
+struct Loop {
+    int64_t n_tasks;
+    void (*task)(void *context, int64_t t, int slot);
+    void *context;
+    std::atomic<int64_t> next{0};
+    int open_slots;     // workers that may still join; guarded by the pool's mutex, as are the next three
+    int next_slot = 1;  // the caller has slot 0
+    int joined = 0;     // workers inside
+    Loop *older = nullptr;
+
+    void work(int slot) {
+        in_task = true;
+        for (int64_t t; (t = next.fetch_add(1, std::memory_order_relaxed)) < n_tasks;) task(context, t, slot);
+        in_task = false;
+    }
+};
+
+class Pool {
+public:
+    void run(Loop &loop, int threads) {
+        int helpers;
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            ++computing_;
+            // Threads that compute for others are taken: a second caller must not oversubscribe the CPUs.
+            helpers = std::max(0, std::min<int>(threads - 1, std::max(threads, process_num_threads()) - computing_));
+            helpers = start_workers(helpers);
+            loop.open_slots = helpers;
+            if (helpers > 0) {
+                loop.older = newest_;
+                newest_ = &loop;
+            }
+        }
+        for (int i = 0; i < helpers; ++i) wake_.notify_one();
+        loop.work(0);
+        std::unique_lock<std::mutex> lock(mutex_);
+        if (helpers > 0) {
+            for (Loop **link = &newest_; *link != nullptr; link = &(*link)->older) {
+                if (*link != &loop) continue;
+                *link = loop.older;
+                break;
+            }
+            done_.wait(lock, [&] { return loop.joined == 0; });
+        }
+        --computing_;
+    }
+
+    static Pool &instance();
+
+private:
+    /** Makes sure that `wanted` workers are there; returns how many of them are, should the system refuse more. */
+    int start_workers(int wanted) {
+        for (; workers_ < wanted; ++workers_) {
+            // Signals belong to the program's own threads.
+            sigset_t everything, before;
+            sigfillset(&everything);
+            pthread_sigmask(SIG_SETMASK, &everything, &before);
+            pthread_t thread;
+            const int error = pthread_create(&thread, nullptr, [](void *pool) -> void * { static_cast<Pool *>(pool)->serve(); return nullptr; }, this);
+            pthread_sigmask(SIG_SETMASK, &before, nullptr);
+            if (error != 0) break;
+            pthread_detach(thread);
+        }
+        return std::min(wanted, workers_);
+    }
+
+    Loop *joinable() {
+        for (Loop *loop = newest_; loop != nullptr; loop = loop->older)
+            if (loop->open_slots > 0) return loop;
+        return nullptr;
+    }
+
+    [[noreturn]] void serve() {
+        const FpEnvironment default_environment;
+        std::unique_lock<std::mutex> lock(mutex_);
+        for (;;) {
+            Loop *loop;
+            wake_.wait(lock, [&] { return (loop = joinable()) != nullptr; });
+            --loop->open_slots;
+            ++loop->joined;
+            ++computing_;
+            const int slot = loop->next_slot++;
+            lock.unlock();
+            loop->work(slot);
+            lock.lock();
+            --computing_;
+            if (--loop->joined == 0) done_.notify_all();
+        }
+    }
+
+    std::mutex mutex_;
+    std::condition_variable wake_, done_;
+    Loop *newest_ = nullptr;
+    int workers_ = 0;
+    int computing_ = 0; // threads inside a loop, callers and workers
+};
+
+/** Replaced, not repaired, in the child of fork(): its workers are gone and its mutex may be held by one of them. Never
+ *  destroyed: workers sleep in it until the process ends. */
+std::atomic<Pool *> pool{new Pool};
+
+void forget_pool() { pool.store(new (std::nothrow) Pool); }
+[[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, forget_pool);
+
+Pool &Pool::instance() { return *pool.load(std::memory_order_acquire); }
+
+} // namespace
+
+int num_threads() { return local_threads > 0 ? local_threads : process_num_threads(); }
+int thread_capacity() { return std::max(num_threads(), std::max(default_num_threads(), process_num_threads())); }
+void set_num_threads(int n) { process_threads = std::min(n, kMaxThreads); }
+void set_num_threads_local(int n) { local_threads = std::min(n, kMaxThreads); }
+
+void run_tasks(int64_t n_tasks, int max_threads, void (*task)(void *context, int64_t t, int slot), void *context) {
+    const int threads = static_cast<int>(std::min<int64_t>({n_tasks, max_threads, num_threads()}));
+    if (threads <= 1 || in_task) {
+        for (int64_t t = 0; t < n_tasks; ++t) task(context, t, 0);
+        return;
+    }
+    Loop loop;
+    loop.n_tasks = n_tasks;
+    loop.task = task;
+    loop.context = context;
+    Pool::instance().run(loop, threads);
+}
+
+} // namespace infini

@@ -1,0 +1,50 @@
+/* Vectors of 8 floats and 4 doubles in AVX2 with FMA and F16C. */
+#define INFINI_INLINE __attribute__((always_inline)) inline
+
+constexpr int kGemmRows = 6; // 12 sums, 2 of B, 1 of A: 15 of 16 registers
+
+struct VF {
+    static constexpr int N = 8;
+    using Scalar = float;
+    __m256 v;
+};
+struct VD {
+    static constexpr int N = 4;
+    using Scalar = double;
+    __m256d v;
+};
+
+INFINI_INLINE VF zero(VF) { return {_mm256_setzero_ps()}; }
+INFINI_INLINE VD zero(VD) { return {_mm256_setzero_pd()}; }
+INFINI_INLINE VF broadcast(float x) { return {_mm256_set1_ps(x)}; }
+INFINI_INLINE VD broadcast(double x) { return {_mm256_set1_pd(x)}; }
+INFINI_INLINE VF load(const float *p) { return {_mm256_loadu_ps(p)}; }
+INFINI_INLINE VD load(const double *p) { return {_mm256_loadu_pd(p)}; }
+INFINI_INLINE void store(float *p, VF x) { _mm256_storeu_ps(p, x.v); }
+INFINI_INLINE void store(double *p, VD x) { _mm256_storeu_pd(p, x.v); }
+INFINI_INLINE VF operator+(VF a, VF b) { return {_mm256_add_ps(a.v, b.v)}; }
+INFINI_INLINE VD operator+(VD a, VD b) { return {_mm256_add_pd(a.v, b.v)}; }
+INFINI_INLINE VF operator*(VF a, VF b) { return {_mm256_mul_ps(a.v, b.v)}; }
+INFINI_INLINE VD operator*(VD a, VD b) { return {_mm256_mul_pd(a.v, b.v)}; }
+/** a * b + c */
+INFINI_INLINE VF fma(VF a, VF b, VF c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+INFINI_INLINE VD fma(VD a, VD b, VD c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
+
+INFINI_INLINE VF load(const f16 *p) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)))}; }
+INFINI_INLINE void store(f16 *p, VF x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+INFINI_INLINE VF load(const bf16 *p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
+}
+INFINI_INLINE void store(bf16 *p, VF x) { // to_bf16 in eight lanes
+    const __m256i u = _mm256_castps_si256(x.v);
+    const __m256i high = _mm256_srli_epi32(u, 16);
+    const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, odd), _mm256_set1_epi32(0x7fff)), 16);
+    const __m256i quiet_nan = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q));
+    const __m256i result = _mm256_blendv_epi8(rounded, quiet_nan, is_nan);
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1)));
+}

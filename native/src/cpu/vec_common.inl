@@ -1,0 +1,45 @@
+/* What all instruction sets share on top of their vectors. */
+
+/** The vector a type is computed in. */
+template <class T>
+struct VecOf {
+    using type = VF;
+};
+template <>
+struct VecOf<double> {
+    using type = VD;
+};
+template <class T>
+using Vec = typename VecOf<T>::type;
+
+/** The first n < N elements, the others 0. Touches no byte behind them. */
+template <class T>
+INFINI_INLINE Vec<T> load_n(const T *p, int64_t n) {
+    T whole[Vec<T>::N] = {};
+    for (int64_t i = 0; i < n; ++i) whole[i] = p[i];
+    return load(whole);
+}
+template <class T>
+INFINI_INLINE void store_n(T *p, Vec<T> x, int64_t n) {
+    T whole[Vec<T>::N];
+    store(whole, x);
+    for (int64_t i = 0; i < n; ++i) p[i] = whole[i];
+}
+
+/** Sum of the lanes, in their order. */
+template <class V>
+INFINI_INLINE typename V::Scalar sum(V x) {
+    typename V::Scalar lanes[V::N], total = 0;
+    store(lanes, x);
+    for (int i = 0; i < V::N; ++i) total += lanes[i];
+    return total;
+}
+
+INFINI_INLINE float from_acc(float x, const float *) { return x; }
+INFINI_INLINE double from_acc(double x, const double *) { return x; }
+INFINI_INLINE f16 from_acc(float x, const f16 *) { return to_f16(x); }
+INFINI_INLINE bf16 from_acc(float x, const bf16 *) { return to_bf16(x); }
+INFINI_INLINE double to_acc(double x) { return x; }
+INFINI_INLINE float to_acc(float x) { return x; }
+INFINI_INLINE float to_acc(f16 x) { return to_float(x); }
+INFINI_INLINE float to_acc(bf16 x) { return to_float(x); }

@@ -1,0 +1,50 @@
+/* Vectors of 4 floats and 2 doubles, in the compiler's own vector types: SSE2 on x86-64, NEON on aarch64. */
+#define INFINI_INLINE __attribute__((always_inline)) inline
+
+constexpr int kGemmRows = 4; // 8 sums, 2 of B, 1 of A: fits the 16 registers of SSE2
+
+struct VF {
+    static constexpr int N = 4;
+    using Scalar = float;
+    typedef float Vector __attribute__((vector_size(16)));
+    Vector v;
+};
+struct VD {
+    static constexpr int N = 2;
+    using Scalar = double;
+    typedef double Vector __attribute__((vector_size(16)));
+    Vector v;
+};
+
+INFINI_INLINE VF zero(VF) { return {VF::Vector{}}; }
+INFINI_INLINE VD zero(VD) { return {VD::Vector{}}; }
+INFINI_INLINE VF broadcast(float x) { return {VF::Vector{x, x, x, x}}; }
+INFINI_INLINE VD broadcast(double x) { return {VD::Vector{x, x}}; }
+INFINI_INLINE VF load(const float *p) {
+    VF x;
+    __builtin_memcpy(&x.v, p, sizeof x.v);
+    return x;
+}
+INFINI_INLINE VD load(const double *p) {
+    VD x;
+    __builtin_memcpy(&x.v, p, sizeof x.v);
+    return x;
+}
+INFINI_INLINE void store(float *p, VF x) { __builtin_memcpy(p, &x.v, sizeof x.v); }
+INFINI_INLINE void store(double *p, VD x) { __builtin_memcpy(p, &x.v, sizeof x.v); }
+INFINI_INLINE VF operator+(VF a, VF b) { return {a.v + b.v}; }
+INFINI_INLINE VD operator+(VD a, VD b) { return {a.v + b.v}; }
+INFINI_INLINE VF operator*(VF a, VF b) { return {a.v * b.v}; }
+INFINI_INLINE VD operator*(VD a, VD b) { return {a.v * b.v}; }
+/** a * b + c, with two roundings: the baseline has no fused multiply-add. */
+INFINI_INLINE VF fma(VF a, VF b, VF c) { return {a.v * b.v + c.v}; }
+INFINI_INLINE VD fma(VD a, VD b, VD c) { return {a.v * b.v + c.v}; }
+
+INFINI_INLINE VF load(const f16 *p) { return {VF::Vector{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}}; }
+INFINI_INLINE VF load(const bf16 *p) { return {VF::Vector{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}}; }
+INFINI_INLINE void store(f16 *p, VF x) {
+    for (int i = 0; i < VF::N; ++i) p[i] = to_f16(x.v[i]);
+}
+INFINI_INLINE void store(bf16 *p, VF x) {
+    for (int i = 0; i < VF::N; ++i) p[i] = to_bf16(x.v[i]);
+}

@@ -1,0 +1,251 @@
+#include "op/descriptor.h"
+
+#include <cstring>
+#include <memory>
+
+#include "core/dtype.h"
+#include "cpu/cpu_backend.h"
+
+namespace infini {
+
+namespace {
+
+/** Operators of a device type: the CPU's live in this library, the others in their plugins. */
+infiniStatus_t find_ops(infiniDevice_t device, const InfiniOpTable **ops) {
+    if (device == INFINI_DEVICE_CPU) {
+        *ops = &kCpuOps;
+        return INFINI_STATUS_SUCCESS;
+    }
+    const InfiniBackend *backend = nullptr;
+    const infiniStatus_t status = infinirtGetBackend(device, &backend);
+    if (status == INFINI_STATUS_SUCCESS) *ops = backend->ops;
+    return status;
+}
+
+infiniStatus_t fail_dead(const char *function, const char *what, const void *pointer) {
+    return fail(INFINI_STATUS_BAD_PARAM, "%s: %s %p was destroyed or is no such object", function, what, pointer);
+}
+
+} // namespace
+
+infiniStatus_t find_handle(const char *function, infiniopHandle_t handle, Handle **found) {
+    *found = nullptr;
+    if (handle == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: handle is NULL", function);
+    *found = slab<Handle>.find(handle);
+    return *found != nullptr ? INFINI_STATUS_SUCCESS : fail_dead(function, "handle", handle);
+}
+
+infiniStatus_t find_descriptor(const char *function, const OpSpec *spec, const InfiniopDescriptor *desc, Descriptor **found) {
+    *found = nullptr;
+    if (desc == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: desc is NULL", function);
+    *found = slab<Descriptor>.find(desc);
+    if (*found == nullptr) return fail_dead(function, "descriptor", desc);
+    if (spec != nullptr && &(*found)->plan->spec() != spec)
+        return fail(INFINI_STATUS_BAD_PARAM, "%s: desc is a descriptor of %s, needed one of %s", function, (*found)->plan->spec().name, spec->name);
+    return INFINI_STATUS_SUCCESS;
+}
+
+/* ---- plan ----------------------------------------------------------------------------------------------------------- */
+
+Plan::Plan(const OpSpec &op_spec, const Handle &handle, const InfiniProblem &problem, const InfiniOpTable *op_table)
+    : spec_(op_spec), ops_(op_table), device_type_(handle.device), device_id_(handle.device_id) {
+    for (int i = 0; i < spec_.n_operands; ++i) {
+        operands_[i] = problem.operands[i];
+        extents_[i] = extent_of(operands_[i]);
+    }
+}
+
+Plan::~Plan() {
+    if (backend_plan_ != nullptr) ops_->destroy(backend_plan_);
+}
+
+void Plan::release() {
+    if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+}
+
+infiniStatus_t Plan::create_backend_plan(const InfiniProblem &problem) {
+    return ops_->create(&problem, &backend_plan_, &workspace_size_);
+}
+
+infiniStatus_t Plan::check_call(const InfiniCall &call) const {
+    if (call.workspace_size < workspace_size_)
+        return fail(INFINI_STATUS_INSUFFICIENT_WORKSPACE, "%s: workspace has %zu bytes, needed %zu", spec_.name, call.workspace_size, workspace_size_);
+    if (call.workspace == nullptr && workspace_size_ > 0)
+        return fail(INFINI_STATUS_NULL_POINTER, "%s: workspace is NULL, needed %zu bytes", spec_.name, workspace_size_);
+    for (int i = 0; i < spec_.n_operands; ++i) {
+        if (call.operands[i] == nullptr && extents_[i].lo != extents_[i].hi)
+            return fail(INFINI_STATUS_NULL_POINTER, "%s: %s is NULL and has elements", spec_.name, spec_.operand_names[i]);
+    }
+    for (int i = 0; i < spec_.n_operands; ++i) {
+        const DtypeInfo &dtype = kDtypes[operands_[i].dtype];
+        if (reinterpret_cast<uintptr_t>(call.operands[i]) % static_cast<uintptr_t>(dtype.alignment) != 0)
+            return fail(INFINI_STATUS_BAD_PARAM, "%s: %s at %p is not aligned to the %d bytes of %s", spec_.name,
+                        spec_.operand_names[i], call.operands[i], dtype.alignment, dtype.name);
+    }
+    for (int o = 0; o < spec_.n_outputs; ++o) {
+        for (int i = 0; i < spec_.n_operands; ++i) {
+            if (i == o || (i < spec_.n_outputs && i < o)) continue;
+            const char *output = static_cast<const char *>(call.operands[o]), *other = static_cast<const char *>(call.operands[i]);
+            const int64_t size_o = kDtypes[operands_[o].dtype].size, size_i = kDtypes[operands_[i].dtype].size;
+            // Most calls end here: the byte ranges are apart.
+            if (output + extents_[o].hi * size_o <= other + extents_[i].lo * size_i || other + extents_[i].hi * size_i <= output + extents_[o].lo * size_o) continue;
+            if ((spec_.may_alias[o] >> i & 1) != 0 && output == other && same_layout(operands_[o], operands_[i])) continue;
+            if (overlap(operands_[o], output, operands_[i], other))
+                return fail(INFINI_STATUS_BAD_PARAM, "%s: %s overlaps %s%s", spec_.name, spec_.operand_names[o], spec_.operand_names[i],
+                            (spec_.may_alias[o] >> i & 1) != 0 ? " without being exactly the same memory and layout" : "");
+        }
+    }
+    return INFINI_STATUS_SUCCESS;
+}
+
+/* ---- entry points --------------------------------------------------------------------------------------------------- */
+
+infiniStatus_t create_descriptor(const char *function, const OpSpec &spec, infiniopHandle_t handle, InfiniopDescriptor **desc,
+                                 std::initializer_list<infiniopTensorDescriptor_t> operands, float epsilon) {
+    if (desc == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: desc is NULL", function);
+    int i = 0;
+    for (infiniopTensorDescriptor_t operand : operands) {
+        if (operand == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: the tensor descriptor of %s is NULL", function, spec.operand_names[i]);
+        ++i;
+    }
+    Handle *device;
+    if (const infiniStatus_t status = find_handle(function, handle, &device)) return status;
+    InfiniProblem problem{};
+    problem.struct_size = sizeof problem;
+    problem.op = spec.op;
+    problem.device_id = device->device_id;
+    problem.n_operands = spec.n_operands;
+    problem.epsilon = epsilon;
+    i = 0;
+    for (infiniopTensorDescriptor_t operand : operands) {
+        const TensorDescriptor *tensor = slab<TensorDescriptor>.find(operand);
+        if (tensor == nullptr) return fail_dead(function, "tensor descriptor", operand);
+        problem.operands[i++] = tensor->operand;
+    }
+    if (const infiniStatus_t status = spec.check(spec, problem)) return status;
+    bool empty = true;
+    for (int o = 0; o < spec.n_outputs; ++o) {
+        if (overlaps_itself(problem.operands[o]))
+            return fail(INFINI_STATUS_BAD_TENSOR_STRIDES, "%s: elements of output %s overlap each other: shape %s, strides %s", spec.name,
+                        spec.operand_names[o], ShapeText(problem.operands[o]).text, StridesText(problem.operands[o]).text);
+        empty = empty && element_count(problem.operands[o]) == 0;
+    }
+    if (!empty) spec.reduce(problem);
+
+    std::unique_ptr<Plan, void (*)(Plan *)> plan(new Plan(spec, *device, problem, device->ops), [](Plan *p) { p->release(); });
+    if (!empty)
+        if (const infiniStatus_t status = plan->create_backend_plan(problem)) return status;
+    Descriptor *made = slab<Descriptor>.create(plan.get());
+    plan.release(); // now the descriptor's
+    *desc = made;
+    return INFINI_STATUS_SUCCESS;
+}
+
+infiniStatus_t get_workspace_size(const char *function, const OpSpec &spec, const InfiniopDescriptor *desc, size_t *size) {
+    Descriptor *found;
+    if (const infiniStatus_t status = find_descriptor(function, &spec, desc, &found)) return status;
+    if (size == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: size is NULL", function);
+    *size = found->plan->workspace_size();
+    return INFINI_STATUS_SUCCESS;
+}
+
+infiniStatus_t run_descriptor(const char *function, const OpSpec &spec, const InfiniopDescriptor *desc, void *workspace,
+                              size_t workspace_size, std::initializer_list<const void *> operands, void *stream, float alpha,
+                              float beta) {
+    Descriptor *found;
+    if (const infiniStatus_t status = find_descriptor(function, &spec, desc, &found)) return status;
+    void *pointers[INFINI_MAX_OPERANDS] = {};
+    std::memcpy(pointers, operands.begin(), operands.size() * sizeof *pointers);
+    const InfiniCall call{workspace, workspace_size, pointers, alpha, beta, stream};
+    if (const infiniStatus_t status = found->plan->check_call(call)) return status;
+    return found->plan->run(call);
+}
+
+infiniStatus_t destroy_descriptor(const char *function, const OpSpec &spec, InfiniopDescriptor *desc) {
+    if (desc == nullptr) return INFINI_STATUS_SUCCESS;
+    Descriptor *found;
+    if (const infiniStatus_t status = find_descriptor(function, &spec, desc, &found)) return status;
+    return slab<Descriptor>.destroy(found) ? INFINI_STATUS_SUCCESS : fail_dead(function, "descriptor", desc);
+}
+
+/* ---- shared checks -------------------------------------------------------------------------------------------------- */
+
+infiniStatus_t check_dtype(const OpSpec &spec, const InfiniProblem &problem, int i, uint32_t allowed, const char *names) {
+    const int dtype = problem.operands[i].dtype;
+    if ((allowed & dtype_bit(dtype)) != 0) return INFINI_STATUS_SUCCESS;
+    return fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "%s: %s has dtype %s, needed %s", spec.name, spec.operand_names[i], kDtypes[dtype].name, names);
+}
+
+infiniStatus_t check_same_dtype(const OpSpec &spec, const InfiniProblem &problem, int i) {
+    if (problem.operands[i].dtype == problem.operands[0].dtype) return INFINI_STATUS_SUCCESS;
+    return fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "%s: dtypes differ: %s is %s, %s is %s; they must be equal", spec.name, spec.operand_names[0],
+                kDtypes[problem.operands[0].dtype].name, spec.operand_names[i], kDtypes[problem.operands[i].dtype].name);
+}
+
+infiniStatus_t check_same_shape(const OpSpec &spec, const InfiniProblem &problem, int i) {
+    const InfiniOperand &first = problem.operands[0], &other = problem.operands[i];
+    if (first.ndim == other.ndim && std::memcmp(first.shape, other.shape, sizeof(int64_t) * static_cast<size_t>(first.ndim)) == 0)
+        return INFINI_STATUS_SUCCESS;
+    return fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "%s: shapes differ: %s is %s, %s is %s; they must be equal", spec.name, spec.operand_names[0],
+                ShapeText(first).text, spec.operand_names[i], ShapeText(other).text);
+}
+
+} // namespace infini
+
+using namespace infini;
+
+extern "C" {
+
+INFINI_EXPORT(infiniopCreateHandle, (infiniopHandle_t *handle), {
+    if (handle == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: handle is NULL", fn);
+    infiniDevice_t device;
+    int id;
+    const InfiniOpTable *ops;
+    if (const infiniStatus_t status = infinirtGetDevice(&device, &id)) return status;
+    if (const infiniStatus_t status = find_ops(device, &ops)) return status;
+    *handle = slab<Handle>.create(device, id, ops);
+    return INFINI_STATUS_SUCCESS;
+})
+
+INFINI_EXPORT(infiniopDestroyHandle, (infiniopHandle_t handle), {
+    if (handle == nullptr) return INFINI_STATUS_SUCCESS;
+    Handle *found;
+    if (const infiniStatus_t status = find_handle(fn, handle, &found)) return status;
+    return slab<Handle>.destroy(found) ? INFINI_STATUS_SUCCESS : fail_dead(fn, "handle", handle);
+})
+
+INFINI_EXPORT(infiniopCreateTensorDescriptor,
+                (infiniopTensorDescriptor_t *desc, size_t ndim, const size_t *shape, const ptrdiff_t *strides, infiniDtype_t dtype),
+                {
+    if (desc == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: desc is NULL", fn);
+    InfiniOperand operand;
+    if (const infiniStatus_t status = make_operand(&operand, fn, ndim, shape, strides, dtype)) return status;
+    TensorDescriptor *made = slab<TensorDescriptor>.create();
+    made->operand = operand;
+    *desc = made;
+    return INFINI_STATUS_SUCCESS;
+})
+
+INFINI_EXPORT(infiniopDestroyTensorDescriptor, (infiniopTensorDescriptor_t desc), {
+    if (desc == nullptr) return INFINI_STATUS_SUCCESS;
+    TensorDescriptor *found = slab<TensorDescriptor>.find(desc);
+    return found != nullptr && slab<TensorDescriptor>.destroy(found) ? INFINI_STATUS_SUCCESS : fail_dead(fn, "tensor descriptor", desc);
+})
+
+INFINI_EXPORT(infiniopGetDescriptorDeviceType, (const struct InfiniopDescriptor *desc, infiniDevice_t *device_type), {
+    if (device_type == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: device_type is NULL", fn);
+    Descriptor *found;
+    if (const infiniStatus_t status = find_descriptor(fn, nullptr, desc, &found)) return status;
+    *device_type = found->device_type;
+    return INFINI_STATUS_SUCCESS;
+})
+
+INFINI_EXPORT(infiniopGetDescriptorDeviceId, (const struct InfiniopDescriptor *desc, int *device_id), {
+    if (device_id == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: device_id is NULL", fn);
+    Descriptor *found;
+    if (const infiniStatus_t status = find_descriptor(fn, nullptr, desc, &found)) return status;
+    *device_id = found->device_id;
+    return INFINI_STATUS_SUCCESS;
+})
+
+} // extern "C"

@@ -1,0 +1,46 @@
+/* What the library says about itself. */
+#include "core/status.h"
+#include "cpu/isa.h"
+#include "cpu/thread_pool.h"
+#include "op/descriptor.h"
+
+using namespace infini;
+
+extern "C" {
+
+INFINI_EXPORT(infiniopGetVersion, (int *abi_version, const char **version), {
+    if (abi_version == nullptr && version == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: both abi_version and version are NULL", fn);
+    if (abi_version != nullptr) *abi_version = INFINIOP_ABI_VERSION;
+    if (version != nullptr) *version = INFINI_VERSION;
+    return INFINI_STATUS_SUCCESS;
+})
+
+const char *infiniopGetLastErrorMessage(void) { return infinirtGetLastErrorMessage(); }
+
+const char *infiniopStatusString(infiniStatus_t status) { return status_name(status); }
+
+INFINI_EXPORT(infiniopSetNumThreads, (int n), {
+    if (n < 0) return fail(INFINI_STATUS_BAD_PARAM, "%s: n is %d, needed at least 1, or 0 for the default", fn, n);
+    set_num_threads(n);
+    return INFINI_STATUS_SUCCESS;
+})
+
+INFINI_EXPORT(infiniopSetNumThreadsLocal, (int n), {
+    if (n < 0) return fail(INFINI_STATUS_BAD_PARAM, "%s: n is %d, needed at least 1, or 0 for the process's number", fn, n);
+    set_num_threads_local(n);
+    return INFINI_STATUS_SUCCESS;
+})
+
+INFINI_EXPORT(infiniopGetNumThreads, (int *n), {
+    if (n == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: n is NULL", fn);
+    *n = num_threads();
+    return INFINI_STATUS_SUCCESS;
+})
+
+INFINI_EXPORT(infiniopGetCpuIsa, (const char **name), {
+    if (name == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: name is NULL", fn);
+    *name = kernels().name;
+    return INFINI_STATUS_SUCCESS;
+})
+
+} // extern "C"

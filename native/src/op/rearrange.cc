@@ -1,0 +1,29 @@
+/* rearrange: dst[i] = src[i] for every index, bits unchanged. */
+#include "core/dtype.h"
+#include "op/descriptor.h"
+
+using namespace infini;
+
+namespace {
+
+infiniStatus_t check(const OpSpec &spec, InfiniProblem &problem) {
+    if (const infiniStatus_t status = check_same_dtype(spec, problem, 1)) return status;
+    return check_same_shape(spec, problem, 1);
+}
+
+void reduce(InfiniProblem &problem) { reduce_dims(problem.operands, problem.n_operands); }
+
+constexpr OpSpec kRearrange = {"rearrange", INFINI_OP_REARRANGE, 1, 2, {"dst", "src"}, {}, check, reduce};
+
+} // namespace
+
+extern "C" {
+
+INFINI_EXPORT(infiniopCreateRearrangeDescriptor,
+                (infiniopHandle_t handle, infiniopRearrangeDescriptor_t *desc, infiniopTensorDescriptor_t dst, infiniopTensorDescriptor_t src),
+                return create_descriptor(fn, kRearrange, handle, desc, {dst, src});)
+INFINI_EXPORT(infiniopRearrange, (infiniopRearrangeDescriptor_t desc, void *dst, const void *src, void *stream),
+                return run_descriptor(fn, kRearrange, desc, nullptr, SIZE_MAX, {dst, src}, stream);)
+INFINI_EXPORT(infiniopDestroyRearrangeDescriptor, (infiniopRearrangeDescriptor_t desc), return destroy_descriptor(fn, kRearrange, desc);)
+
+} // extern "C"

@@ -1,0 +1,232 @@
+/* The backend registry: the built-in CPU backend, and plugins found as infini_backend.h says. */
+#include "rt/registry.h"
+
+#include <dlfcn.h>
+#include <sys/auxv.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+
+#include "core/fork_mutex.h"
+#include "cpu/cpu_backend.h"
+
+namespace infini {
+
+namespace {
+
+constexpr const char *kDeviceNames[INFINI_DEVICE_TYPE_COUNT] = {"CPU",   "NVIDIA",   "CAMBRICON", "ASCEND", "METAX",
+                                                                "MOORE", "ILUVATAR", "KUNLUN",    "HYGON",  "QY"};
+/** The <family> of libinfini_<family>.so. */
+constexpr const char *kPluginNames[INFINI_DEVICE_TYPE_COUNT] = {"cpu",   "cuda",     "cambricon", "ascend", "metax",
+                                                                "moore", "iluvatar", "kunlun",    "hygon",  "qy"};
+
+struct Slot {
+    std::atomic<const InfiniBackend *> backend{nullptr};
+    bool searched = false;
+    const char *path = "";   // strings handed out live for ever: a new one replaces the pointer, never the text
+    const char *reason = "";
+};
+
+struct Registry {
+    ForkMutex mutex;
+    Slot slots[INFINI_DEVICE_TYPE_COUNT];
+    bool environment_read = false;
+    const char *environment_failures = "";
+
+    Registry() {
+        slots[INFINI_DEVICE_CPU].backend = &kCpuBackend;
+        slots[INFINI_DEVICE_CPU].path = "built-in";
+    }
+};
+
+Registry &registry = *new Registry; // never destroyed: used until the process is gone
+
+const char *keep(const std::string &text) {
+    const char *copy = strdup(text.c_str());
+    return copy != nullptr ? copy : "out of memory";
+}
+
+infiniStatus_t host_fail(infiniStatus_t status, const char *message) {
+    return infinirtSetLastError(status, message != nullptr ? message : "");
+}
+constexpr InfiniBackendHost kHost = {INFINI_BACKEND_ABI, sizeof(InfiniBackendHost), host_fail};
+
+/** The first `required` entries of a function table are set. */
+bool complete(const void *table, size_t begin, size_t end) {
+    for (size_t at = begin; at < end; at += sizeof(void *)) {
+        void *entry;
+        std::memcpy(&entry, static_cast<const char *>(table) + at, sizeof entry);
+        if (entry == nullptr) return false;
+    }
+    return true;
+}
+
+/** What is wrong with a backend struct, or nullptr. */
+const char *defect(const InfiniBackend *b) {
+    if (b == nullptr) return "its entry function returned NULL";
+    if (b->abi != INFINI_BACKEND_ABI) return "it was built for another backend ABI";
+    if (b->struct_size != sizeof(InfiniBackend)) return "the size of its InfiniBackend differs";
+    if (!device_known(b->device_type)) return "it claims no known device type";
+    if (b->name == nullptr || b->version == nullptr || b->probe == nullptr || b->runtime == nullptr || b->ops == nullptr)
+        return "its InfiniBackend is incomplete";
+    if (b->runtime->struct_size != sizeof(InfiniRuntimeTable)) return "the size of its InfiniRuntimeTable differs";
+    if (b->ops->struct_size != sizeof(InfiniOpTable)) return "the size of its InfiniOpTable differs";
+    if (b->runtime->device_count == nullptr ||
+        !complete(b->runtime, offsetof(InfiniRuntimeTable, mem_info), offsetof(InfiniRuntimeTable, stream_begin_capture)))
+        return "its InfiniRuntimeTable is incomplete";
+    if (b->ops->create == nullptr || b->ops->run == nullptr || b->ops->destroy == nullptr) return "its InfiniOpTable is incomplete";
+    return nullptr;
+}
+
+struct Outcome {
+    infiniStatus_t status;
+    std::string reason;
+};
+
+/** Opens one plugin and puts it into its slot. The registry is locked. */
+Outcome load(const char *path) {
+    if (path[0] != '/') return {INFINI_STATUS_BAD_PARAM, std::string(path) + ": the path of a plugin must be absolute"};
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+        const char *why = dlerror();
+        return {INFINI_STATUS_BAD_PARAM, std::string(why != nullptr ? why : path)};
+    }
+    const auto refuse = [&](infiniStatus_t status, const std::string &why) {
+        dlclose(library);
+        return Outcome{status, std::string(path) + ": " + why};
+    };
+    const auto get = reinterpret_cast<InfiniBackendGetFn>(dlsym(library, INFINI_BACKEND_ENTRY));
+    if (get == nullptr) return refuse(INFINI_STATUS_BAD_PARAM, "it exports no " INFINI_BACKEND_ENTRY);
+    const InfiniBackend *backend = get(&kHost);
+    if (const char *what = defect(backend)) return refuse(INFINI_STATUS_BAD_PARAM, what);
+    Slot &slot = registry.slots[backend->device_type];
+    if (slot.backend.load() == backend) return {INFINI_STATUS_SUCCESS, ""}; // the same file again
+    if (slot.backend.load() != nullptr)
+        return refuse(INFINI_STATUS_BAD_PARAM, std::string("the slot of ") + device_name(backend->device_type) + " is taken by " + slot.path);
+    char why[512] = "";
+    const infiniStatus_t status = backend->probe(why, sizeof why);
+    why[sizeof why - 1] = '\0';
+    if (status != INFINI_STATUS_SUCCESS) {
+        const Outcome outcome = refuse(status, why[0] != '\0' ? why : status_name(status));
+        slot.reason = keep(outcome.reason);
+        return outcome;
+    }
+    slot.path = keep(path);
+    slot.reason = "";
+    slot.backend.store(backend, std::memory_order_release);
+    return {INFINI_STATUS_SUCCESS, ""};
+}
+
+void load_from_environment() {
+    registry.environment_read = true;
+    const char *list = std::getenv("INFINIOP_BACKEND_PATH");
+    if (list == nullptr || getauxval(AT_SECURE) != 0) return; // a setuid program must not load what its caller names
+    std::string failures;
+    for (const char *p = list; *p != '\0';) {
+        const size_t n = std::strcspn(p, ":");
+        if (n > 0) {
+            const Outcome outcome = load(std::string(p, n).c_str());
+            if (outcome.status != INFINI_STATUS_SUCCESS) failures += "; " + outcome.reason;
+        }
+        p += n + (p[n] == ':');
+    }
+    registry.environment_failures = keep(failures);
+}
+
+std::string library_folder() {
+    Dl_info info;
+    if (dladdr(reinterpret_cast<void *>(&infinirtInit), &info) == 0 || info.dli_fname == nullptr) return "";
+    char *real = realpath(info.dli_fname, nullptr);
+    std::string path = real != nullptr ? real : "";
+    std::free(real);
+    return path.substr(0, path.find_last_of('/'));
+}
+
+void search(infiniDevice_t device) {
+    std::lock_guard<ForkMutex> lock(registry.mutex);
+    if (!registry.environment_read) load_from_environment();
+    Slot &slot = registry.slots[device];
+    if (slot.searched || slot.backend.load() != nullptr) return;
+    slot.searched = true;
+    const std::string path = library_folder() + "/libinfini_" + kPluginNames[device] + ".so";
+    Outcome outcome{INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, ""};
+    if (FILE *file = path[0] == '/' ? std::fopen(path.c_str(), "rb") : nullptr) {
+        std::fclose(file);
+        outcome = load(path.c_str());
+        if (slot.backend.load() != nullptr) return;
+        if (outcome.status == INFINI_STATUS_SUCCESS) outcome.reason = path + ": it fills another slot";
+    } else {
+        outcome.reason = "there is no " + path;
+    }
+    if (slot.reason[0] == '\0') slot.reason = keep(outcome.reason + registry.environment_failures);
+}
+
+} // namespace
+
+const char *device_name(infiniDevice_t device) { return kDeviceNames[device]; }
+
+const InfiniBackend *find_backend(infiniDevice_t device) {
+    Slot &slot = registry.slots[device];
+    const InfiniBackend *backend = slot.backend.load(std::memory_order_acquire);
+    if (backend != nullptr) return backend;
+    search(device);
+    return slot.backend.load(std::memory_order_acquire);
+}
+
+infiniStatus_t fail_no_backend(const char *function, infiniDevice_t device) {
+    std::lock_guard<ForkMutex> lock(registry.mutex);
+    return fail(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, "%s: no backend for %s: %s", function, device_name(device),
+                registry.slots[device].reason);
+}
+
+int device_count(infiniDevice_t device) {
+    const InfiniBackend *backend = find_backend(device);
+    int count = 0;
+    if (backend == nullptr || backend->runtime->device_count(&count) != INFINI_STATUS_SUCCESS || count < 0) return 0;
+    return count;
+}
+
+} // namespace infini
+
+using namespace infini;
+
+extern "C" {
+
+INFINI_EXPORT(infinirtLoadBackend, (const char *path), {
+    if (path == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: path is NULL", fn);
+    Outcome outcome;
+    {
+        std::lock_guard<ForkMutex> lock(registry.mutex);
+        outcome = load(path);
+    }
+    if (outcome.status == INFINI_STATUS_SUCCESS) return outcome.status;
+    return fail(outcome.status, "%s: %s", fn, outcome.reason.c_str());
+})
+
+INFINI_EXPORT(infinirtGetBackendInfo, (infiniDevice_t device, InfiniBackendInfo *info), {
+    if (info == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: info is NULL", fn);
+    if (!device_known(device))
+        return fail(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, "%s: %d is not a device type", fn, device);
+    const InfiniBackend *backend = find_backend(device);
+    std::lock_guard<ForkMutex> lock(registry.mutex);
+    const Slot &slot = registry.slots[device];
+    *info = {backend != nullptr, backend != nullptr ? backend->name : "", backend != nullptr ? backend->version : "",
+             slot.path, slot.reason};
+    return INFINI_STATUS_SUCCESS;
+})
+
+INFINI_EXPORT(infinirtGetBackend, (infiniDevice_t device, const InfiniBackend **backend), {
+    if (backend == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: backend is NULL", fn);
+    if (!device_known(device))
+        return fail(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, "%s: %d is not a device type", fn, device);
+    const InfiniBackend *found = find_backend(device);
+    if (found == nullptr) return fail_no_backend(fn, device);
+    *backend = found;
+    return INFINI_STATUS_SUCCESS;
+})
+
+} // extern "C"

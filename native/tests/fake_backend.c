@@ -1,0 +1,729 @@
+/** fake_backend.c: a complete small backend plugin for the tests: two devices that own their memory.
+ *
+ *  It claims the slot FAKE_SLOT, links against nothing of this project, and lets the CPU backend do the arithmetic, which
+ *  it reaches through the public functions of the libinfiniop.so beside the host library. What it adds is everything that
+ *  goes wrong only with a second device:
+ *
+ *  - a device address is a host address with one high bit set, so that touching it on the host faults at once
+ *  - each device has FAKE_MEMORY bytes; every block has guard bytes on both sides; copies, fills and operators accept only
+ *    addresses inside live blocks of the device they run on
+ *  - every operator asks for FAKE_WORKSPACE bytes of workspace and writes all of them
+ *  - fakeBackendGetCounts() says what is alive, so that a test can assert that nothing was leaked
+ *
+ *  Streams run everything at once; capture is not offered. The FAKE_ macros below make it misbehave:
+ *      cc -std=c99 -shared -fPIC -DFAKE_PROBE=7 -I<include> fake_backend.c -o fake.so -ldl -lpthread */
+#define _GNU_SOURCE /* dladdr */
+#include "infini_backend.h"
+#include "infiniop.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#ifndef FAKE_SLOT
+#define FAKE_SLOT INFINI_DEVICE_QY
+#endif
+#ifndef FAKE_MEMORY
+#define FAKE_MEMORY ((size_t)64 << 20) /* bytes per device */
+#endif
+#ifndef FAKE_WORKSPACE
+#define FAKE_WORKSPACE 96 /* bytes that every plan asks for; 0: none */
+#endif
+/* What the plugin claims about itself. */
+#ifndef FAKE_ABI
+#define FAKE_ABI INFINI_BACKEND_ABI
+#endif
+#ifndef FAKE_STRUCT_SIZE
+#define FAKE_STRUCT_SIZE sizeof(InfiniBackend)
+#endif
+#ifndef FAKE_RUNTIME_SIZE
+#define FAKE_RUNTIME_SIZE sizeof(InfiniRuntimeTable)
+#endif
+#ifndef FAKE_OPS_SIZE
+#define FAKE_OPS_SIZE sizeof(InfiniOpTable)
+#endif
+#ifndef FAKE_MEM_INFO
+#define FAKE_MEM_INFO mem_info /* NULL: an incomplete table */
+#endif
+#ifndef FAKE_OP_RUN
+#define FAKE_OP_RUN op_run /* NULL: an incomplete table */
+#endif
+#ifndef FAKE_ENTRY_NULL
+#define FAKE_ENTRY_NULL 0 /* 1: "I cannot work with this host" */
+#endif
+/* What it answers, instead of doing it. */
+#ifndef FAKE_PROBE
+#define FAKE_PROBE INFINI_STATUS_SUCCESS
+#endif
+#ifndef FAKE_COUNT
+#define FAKE_COUNT INFINI_STATUS_SUCCESS
+#endif
+#ifndef FAKE_SET_DEVICE
+#define FAKE_SET_DEVICE INFINI_STATUS_SUCCESS
+#endif
+#ifndef FAKE_CREATE
+#define FAKE_CREATE INFINI_STATUS_SUCCESS
+#endif
+#ifndef FAKE_RUN
+#define FAKE_RUN INFINI_STATUS_SUCCESS
+#endif
+
+enum { kDevices = 2, kGuard = 64, kGuardByte = 0x5A, kFreshByte = 0xCD };
+
+/** Set in every device address; no user-space address of the machines this runs on has it. */
+static const uintptr_t kDeviceBit = (uintptr_t)1 << 62;
+
+/** Everything that is alive, and how often things were done. Read it with fakeBackendGetCounts(). */
+typedef struct FakeCounts {
+    int64_t plans;
+    int64_t blocks[kDevices];
+    int64_t bytes[kDevices];
+    int64_t host_blocks;
+    int64_t streams;
+    int64_t events;
+    int64_t broken_guards; /* blocks whose guard bytes were overwritten, found when they were released */
+    int64_t creates;
+    int64_t runs[kDevices];
+} FakeCounts;
+
+typedef enum { kBlock, kHostBlock, kStream, kEvent } ObjectKind;
+
+/** One thing the plugin handed out. */
+typedef struct Object {
+    ObjectKind kind;
+    int device_id;
+    unsigned char *host; /* blocks: first byte behind the front guard */
+    size_t size;         /* blocks: bytes between the guards */
+    uint32_t flags;      /* events */
+    int recorded;        /* events */
+    struct timespec time;
+    struct Object *next;
+} Object;
+
+static const InfiniBackendHost *host_library;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static Object *objects; /* guarded by mutex, as are the counts */
+static FakeCounts counts;
+
+INFINI_API void fakeBackendGetCounts(FakeCounts *result);
+INFINI_API const InfiniBackend *infiniBackendGet(const InfiniBackendHost *host);
+
+void fakeBackendGetCounts(FakeCounts *result) {
+    pthread_mutex_lock(&mutex);
+    *result = counts;
+    pthread_mutex_unlock(&mutex);
+}
+
+static infiniStatus_t fail(infiniStatus_t status, const char *message) {
+    return host_library->fail(status, message);
+}
+
+/* ---- objects; the functions of this section are called with the mutex held ----------------------------------------- */
+
+static Object *push_object(ObjectKind kind, int device_id) {
+    Object *object = calloc(1, sizeof *object);
+    if (!object) return NULL;
+    object->kind = kind;
+    object->device_id = device_id;
+    object->next = objects;
+    objects = object;
+    return object;
+}
+
+/** The link that points to a live stream or event, or to a block by its first byte; NULL when there is none. */
+static Object **find_object(ObjectKind kind, const void *key) {
+    for (Object **link = &objects; *link; link = &(*link)->next) {
+        const void *own = kind == kBlock || kind == kHostBlock ? (const void *)(*link)->host : (const void *)*link;
+        if ((*link)->kind == kind && own == key) return link;
+    }
+    return NULL;
+}
+
+static void pop_object(Object **link) {
+    Object *object = *link;
+    *link = object->next;
+    free(object);
+}
+
+/** The host address behind [ptr, ptr + size) when those bytes lie in one live block of the device, else NULL. */
+static unsigned char *host_address(int device_id, const void *ptr, size_t size) {
+    if (!((uintptr_t)ptr & kDeviceBit)) return NULL;
+    const uintptr_t at = (uintptr_t)ptr ^ kDeviceBit;
+    for (Object *object = objects; object; object = object->next) {
+        const uintptr_t first = (uintptr_t)object->host;
+        if (object->kind != kBlock || object->device_id != device_id) continue;
+        if (at >= first && at - first <= object->size && size <= object->size - (at - first)) return (unsigned char *)at;
+    }
+    return NULL;
+}
+
+/* ---- devices ------------------------------------------------------------------------------------------------------- */
+
+static infiniStatus_t device_count(int *count) {
+    *count = kDevices;
+    return FAKE_COUNT;
+}
+
+static infiniStatus_t set_device(int device_id) {
+    (void)device_id;
+    if (FAKE_SET_DEVICE != INFINI_STATUS_SUCCESS) return fail(FAKE_SET_DEVICE, "fake: the device does not start");
+    return INFINI_STATUS_SUCCESS;
+}
+
+/* Not used when FAKE_MEM_INFO is NULL. */
+static infiniStatus_t mem_info(int device_id, size_t *free_bytes, size_t *total_bytes) __attribute__((unused));
+static infiniStatus_t mem_info(int device_id, size_t *free_bytes, size_t *total_bytes) {
+    pthread_mutex_lock(&mutex);
+    *free_bytes = FAKE_MEMORY - (size_t)counts.bytes[device_id];
+    *total_bytes = FAKE_MEMORY;
+    pthread_mutex_unlock(&mutex);
+    return INFINI_STATUS_SUCCESS;
+}
+
+static infiniStatus_t device_synchronize(int device_id) {
+    (void)device_id;
+    return INFINI_STATUS_SUCCESS;
+}
+
+/* ---- streams and events -------------------------------------------------------------------------------------------- */
+
+static infiniStatus_t stream_create(int device_id, infinirtStream_t *stream) {
+    pthread_mutex_lock(&mutex);
+    Object *object = push_object(kStream, device_id);
+    counts.streams += object != NULL;
+    pthread_mutex_unlock(&mutex);
+    if (!object) return fail(INFINI_STATUS_INTERNAL_ERROR, "fake: out of host memory for a stream");
+    *stream = object;
+    return INFINI_STATUS_SUCCESS;
+}
+
+static infiniStatus_t stream_destroy(int device_id, infinirtStream_t stream) {
+    (void)device_id;
+    if (!stream) return INFINI_STATUS_SUCCESS;
+    pthread_mutex_lock(&mutex);
+    Object **link = find_object(kStream, stream);
+    if (link) pop_object(link);
+    counts.streams -= link != NULL;
+    pthread_mutex_unlock(&mutex);
+    return link ? INFINI_STATUS_SUCCESS : fail(INFINI_STATUS_BAD_PARAM, "fake: not a live stream");
+}
+
+static infiniStatus_t check_stream(infinirtStream_t stream) {
+    if (!stream) return INFINI_STATUS_SUCCESS;
+    pthread_mutex_lock(&mutex);
+    const int live = find_object(kStream, stream) != NULL;
+    pthread_mutex_unlock(&mutex);
+    return live ? INFINI_STATUS_SUCCESS : fail(INFINI_STATUS_BAD_PARAM, "fake: not a live stream");
+}
+
+static infiniStatus_t check_event(infinirtEvent_t event) {
+    pthread_mutex_lock(&mutex);
+    const int live = find_object(kEvent, event) != NULL;
+    pthread_mutex_unlock(&mutex);
+    return live ? INFINI_STATUS_SUCCESS : fail(INFINI_STATUS_BAD_PARAM, "fake: not a live event");
+}
+
+static infiniStatus_t stream_synchronize(int device_id, infinirtStream_t stream) {
+    (void)device_id;
+    return check_stream(stream);
+}
+
+static infiniStatus_t stream_wait_event(int device_id, infinirtStream_t stream, infinirtEvent_t event) {
+    (void)device_id;
+    const infiniStatus_t status = check_stream(stream);
+    return status == INFINI_STATUS_SUCCESS ? check_event(event) : status;
+}
+
+static infiniStatus_t event_create(int device_id, infinirtEvent_t *event, uint32_t flags) {
+    pthread_mutex_lock(&mutex);
+    Object *object = push_object(kEvent, device_id);
+    if (object) object->flags = flags;
+    counts.events += object != NULL;
+    pthread_mutex_unlock(&mutex);
+    if (!object) return fail(INFINI_STATUS_INTERNAL_ERROR, "fake: out of host memory for an event");
+    *event = object;
+    return INFINI_STATUS_SUCCESS;
+}
+
+static infiniStatus_t event_record(int device_id, infinirtEvent_t event, infinirtStream_t stream) {
+    infiniStatus_t status = check_stream(stream);
+    if (status != INFINI_STATUS_SUCCESS) return status;
+    status = check_event(event);
+    if (status != INFINI_STATUS_SUCCESS) return status;
+    pthread_mutex_lock(&mutex);
+    Object *object = event;
+    const int own = object->device_id == device_id;
+    if (own) {
+        object->recorded = 1;
+        clock_gettime(CLOCK_MONOTONIC, &object->time);
+    }
+    pthread_mutex_unlock(&mutex);
+    return own ? INFINI_STATUS_SUCCESS : fail(INFINI_STATUS_BAD_PARAM, "fake: the event is of another device");
+}
+
+static infiniStatus_t event_query(int device_id, infinirtEvent_t event, infinirtEventStatus_t *status) {
+    (void)device_id;
+    const infiniStatus_t checked = check_event(event);
+    if (checked == INFINI_STATUS_SUCCESS) *status = INFINIRT_EVENT_COMPLETE;
+    return checked;
+}
+
+static infiniStatus_t event_synchronize(int device_id, infinirtEvent_t event) {
+    (void)device_id;
+    return check_event(event);
+}
+
+static infiniStatus_t event_destroy(int device_id, infinirtEvent_t event) {
+    (void)device_id;
+    if (!event) return INFINI_STATUS_SUCCESS;
+    pthread_mutex_lock(&mutex);
+    Object **link = find_object(kEvent, event);
+    if (link) pop_object(link);
+    counts.events -= link != NULL;
+    pthread_mutex_unlock(&mutex);
+    return link ? INFINI_STATUS_SUCCESS : fail(INFINI_STATUS_BAD_PARAM, "fake: not a live event");
+}
+
+static infiniStatus_t event_elapsed_time(int device_id, float *ms, infinirtEvent_t start, infinirtEvent_t end) {
+    (void)device_id;
+    infiniStatus_t status = check_event(start);
+    if (status == INFINI_STATUS_SUCCESS) status = check_event(end);
+    if (status != INFINI_STATUS_SUCCESS) return status;
+    const Object *from = start, *to = end;
+    if (!from->recorded || !to->recorded) return fail(INFINI_STATUS_BAD_PARAM, "fake: an event was never recorded");
+    if ((from->flags | to->flags) & INFINIRT_EVENT_DISABLE_TIMING)
+        return fail(INFINI_STATUS_BAD_PARAM, "fake: an event was created with DISABLE_TIMING");
+    *ms = (float)((double)(to->time.tv_sec - from->time.tv_sec) * 1e3 +
+                  (double)(to->time.tv_nsec - from->time.tv_nsec) * 1e-6);
+    return INFINI_STATUS_SUCCESS;
+}
+
+/* ---- memory -------------------------------------------------------------------------------------------------------- */
+
+/** Allocates a guarded block. Device blocks are filled, so that nothing can rely on zeros. */
+static infiniStatus_t new_block(ObjectKind kind, int device_id, void **ptr, size_t size) {
+    *ptr = NULL;
+    if (size == 0) return INFINI_STATUS_SUCCESS;
+    pthread_mutex_lock(&mutex);
+    const int fits = kind == kHostBlock || size <= FAKE_MEMORY - (size_t)counts.bytes[device_id];
+    void *memory = NULL;
+    Object *object = NULL;
+    if (fits && size <= SIZE_MAX - 2 * kGuard && posix_memalign(&memory, 64, size + 2 * kGuard) == 0) {
+        object = push_object(kind, device_id);
+        if (!object) free(memory);
+    }
+    if (object) {
+        object->host = (unsigned char *)memory + kGuard;
+        object->size = size;
+        memset(memory, kGuardByte, kGuard);
+        memset(object->host, kFreshByte, size);
+        memset(object->host + size, kGuardByte, kGuard);
+        if (kind == kBlock) {
+            counts.blocks[device_id] += 1;
+            counts.bytes[device_id] += (int64_t)size;
+            *ptr = (void *)((uintptr_t)object->host | kDeviceBit);
+        } else {
+            counts.host_blocks += 1;
+            *ptr = object->host;
+        }
+    }
+    pthread_mutex_unlock(&mutex);
+    return object ? INFINI_STATUS_SUCCESS : fail(INFINI_STATUS_INTERNAL_ERROR, "fake: out of memory");
+}
+
+static infiniStatus_t release_block(ObjectKind kind, void *ptr) {
+    if (!ptr) return INFINI_STATUS_SUCCESS;
+    if (kind == kBlock && !((uintptr_t)ptr & kDeviceBit))
+        return fail(INFINI_STATUS_BAD_PARAM, "fake: not an address of a fake device");
+    void *first = (void *)(kind == kBlock ? (uintptr_t)ptr ^ kDeviceBit : (uintptr_t)ptr);
+    pthread_mutex_lock(&mutex);
+    Object **link = find_object(kind, first);
+    if (link) {
+        const Object *object = *link;
+        int broken = 0;
+        for (size_t i = 0; i < kGuard; ++i)
+            broken |= object->host[object->size + i] != kGuardByte || (object->host - kGuard)[i] != kGuardByte;
+        counts.broken_guards += broken;
+        if (kind == kBlock) {
+            counts.blocks[object->device_id] -= 1;
+            counts.bytes[object->device_id] -= (int64_t)object->size;
+        } else {
+            counts.host_blocks -= 1;
+        }
+        free(object->host - kGuard);
+        pop_object(link);
+    }
+    pthread_mutex_unlock(&mutex);
+    return link ? INFINI_STATUS_SUCCESS : fail(INFINI_STATUS_BAD_PARAM, "fake: not the start of a live allocation");
+}
+
+static infiniStatus_t malloc_device(int device_id, void **ptr, size_t size) {
+    return new_block(kBlock, device_id, ptr, size);
+}
+
+static infiniStatus_t malloc_host(int device_id, void **ptr, size_t size) {
+    return new_block(kHostBlock, device_id, ptr, size);
+}
+
+/** Memory may be released while either device is current, so the address alone decides. */
+static infiniStatus_t free_device(int device_id, void *ptr) {
+    (void)device_id;
+    return release_block(kBlock, ptr);
+}
+
+static infiniStatus_t free_host(int device_id, void *ptr) {
+    (void)device_id;
+    return release_block(kHostBlock, ptr);
+}
+
+static infiniStatus_t malloc_async(int device_id, void **ptr, size_t size, infinirtStream_t stream) {
+    const infiniStatus_t status = check_stream(stream);
+    return status == INFINI_STATUS_SUCCESS ? malloc_device(device_id, ptr, size) : status;
+}
+
+static infiniStatus_t free_async(int device_id, void *ptr, infinirtStream_t stream) {
+    const infiniStatus_t status = check_stream(stream);
+    return status == INFINI_STATUS_SUCCESS ? free_device(device_id, ptr) : status;
+}
+
+static infiniStatus_t memcpy_sync(int device_id, void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind) {
+    if (size == 0) return INFINI_STATUS_SUCCESS;
+    const int to_device = kind == INFINIRT_MEMCPY_H2D || kind == INFINIRT_MEMCPY_D2D;
+    const int from_device = kind == INFINIRT_MEMCPY_D2H || kind == INFINIRT_MEMCPY_D2D;
+    if ((!to_device && ((uintptr_t)dst & kDeviceBit)) || (!from_device && ((uintptr_t)src & kDeviceBit)))
+        return fail(INFINI_STATUS_BAD_PARAM, "fake: a device address on the host side of a copy");
+    pthread_mutex_lock(&mutex);
+    if (to_device) dst = host_address(device_id, dst, size);
+    if (from_device) src = host_address(device_id, src, size);
+    if (dst && src) memmove(dst, src, size);
+    pthread_mutex_unlock(&mutex);
+    if (dst && src) return INFINI_STATUS_SUCCESS;
+    return fail(INFINI_STATUS_BAD_PARAM, "fake: copy outside the live memory of the current device");
+}
+
+static infiniStatus_t memcpy_async(int device_id, void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind,
+                                   infinirtStream_t stream) {
+    const infiniStatus_t status = check_stream(stream);
+    return status == INFINI_STATUS_SUCCESS ? memcpy_sync(device_id, dst, src, size, kind) : status;
+}
+
+static infiniStatus_t memset_sync(int device_id, void *ptr, int value, size_t size) {
+    if (size == 0) return INFINI_STATUS_SUCCESS;
+    pthread_mutex_lock(&mutex);
+    unsigned char *host = host_address(device_id, ptr, size);
+    if (host) memset(host, value, size);
+    pthread_mutex_unlock(&mutex);
+    return host ? INFINI_STATUS_SUCCESS : fail(INFINI_STATUS_BAD_PARAM, "fake: fill outside the live memory of the current device");
+}
+
+static infiniStatus_t memset_async(int device_id, void *ptr, int value, size_t size, infinirtStream_t stream) {
+    const infiniStatus_t status = check_stream(stream);
+    return status == INFINI_STATUS_SUCCESS ? memset_sync(device_id, ptr, value, size) : status;
+}
+
+/* ---- operators: a plan is a CPU descriptor and where its operands lie ------------------------------------------------ */
+
+/** The functions of the CPU side, X(return type, name, parameters), resolved at the first create. */
+#define CPU_FUNCTIONS(X)                                                                                                                    \
+    X(infinirtGetDevice, (infiniDevice_t *, int *))                                                                                         \
+    X(infinirtSetDevice, (infiniDevice_t, int))                                                                                             \
+    X(infiniopCreateHandle, (infiniopHandle_t *))                                                                                           \
+    X(infiniopDestroyHandle, (infiniopHandle_t))                                                                                            \
+    X(infiniopCreateTensorDescriptor, (infiniopTensorDescriptor_t *, size_t, const size_t *, const ptrdiff_t *, infiniDtype_t))             \
+    X(infiniopDestroyTensorDescriptor, (infiniopTensorDescriptor_t))                                                                        \
+    X(infiniopCreateGemmDescriptor, (infiniopHandle_t, infiniopGemmDescriptor_t *, infiniopTensorDescriptor_t, infiniopTensorDescriptor_t,  \
+                                     infiniopTensorDescriptor_t))                                                                           \
+    X(infiniopGetGemmWorkspaceSize, (infiniopGemmDescriptor_t, size_t *))                                                                   \
+    X(infiniopGemm, (infiniopGemmDescriptor_t, void *, size_t, void *, const void *, const void *, float, float, void *))                   \
+    X(infiniopDestroyGemmDescriptor, (infiniopGemmDescriptor_t))                                                                            \
+    X(infiniopCreateAddDescriptor, (infiniopHandle_t, infiniopAddDescriptor_t *, infiniopTensorDescriptor_t, infiniopTensorDescriptor_t,    \
+                                    infiniopTensorDescriptor_t))                                                                            \
+    X(infiniopGetAddWorkspaceSize, (infiniopAddDescriptor_t, size_t *))                                                                     \
+    X(infiniopAdd, (infiniopAddDescriptor_t, void *, size_t, void *, const void *, const void *, void *))                                   \
+    X(infiniopDestroyAddDescriptor, (infiniopAddDescriptor_t))                                                                              \
+    X(infiniopCreateMulDescriptor, (infiniopHandle_t, infiniopMulDescriptor_t *, infiniopTensorDescriptor_t, infiniopTensorDescriptor_t,    \
+                                    infiniopTensorDescriptor_t))                                                                            \
+    X(infiniopGetMulWorkspaceSize, (infiniopMulDescriptor_t, size_t *))                                                                     \
+    X(infiniopMul, (infiniopMulDescriptor_t, void *, size_t, void *, const void *, const void *, void *))                                   \
+    X(infiniopDestroyMulDescriptor, (infiniopMulDescriptor_t))                                                                              \
+    X(infiniopCreateAddRMSNormDescriptor, (infiniopHandle_t, infiniopAddRMSNormDescriptor_t *, infiniopTensorDescriptor_t,                  \
+                                           infiniopTensorDescriptor_t, infiniopTensorDescriptor_t, infiniopTensorDescriptor_t,              \
+                                           infiniopTensorDescriptor_t, float))                                                              \
+    X(infiniopGetAddRMSNormWorkspaceSize, (infiniopAddRMSNormDescriptor_t, size_t *))                                                       \
+    X(infiniopAddRMSNorm, (infiniopAddRMSNormDescriptor_t, void *, size_t, void *, void *, const void *, const void *, const void *,        \
+                           void *))                                                                                                         \
+    X(infiniopDestroyAddRMSNormDescriptor, (infiniopAddRMSNormDescriptor_t))                                                                \
+    X(infiniopCreateRearrangeDescriptor, (infiniopHandle_t, infiniopRearrangeDescriptor_t *, infiniopTensorDescriptor_t,                    \
+                                          infiniopTensorDescriptor_t))                                                                      \
+    X(infiniopRearrange, (infiniopRearrangeDescriptor_t, void *, const void *, void *))                                                     \
+    X(infiniopDestroyRearrangeDescriptor, (infiniopRearrangeDescriptor_t))
+
+static struct {
+#define FIELD(name, parameters) infiniStatus_t(*name) parameters;
+    CPU_FUNCTIONS(FIELD)
+#undef FIELD
+} cpu;
+static int cpu_resolved;
+static pthread_once_t cpu_once = PTHREAD_ONCE_INIT;
+
+/** Finds libinfiniop.so in the folder of the library that owns the host's functions. */
+static void resolve_cpu(void) {
+    Dl_info info;
+    void *address;
+    memcpy(&address, &host_library->fail, sizeof address); /* C99 has no cast from a function to void * */
+    if (!dladdr(address, &info) || !info.dli_fname) return;
+    char path[4096];
+    const char *slash = strrchr(info.dli_fname, '/');
+    const int folder = slash ? (int)(slash - info.dli_fname) + 1 : 0;
+    if (snprintf(path, sizeof path, "%.*slibinfiniop.so", folder, info.dli_fname) >= (int)sizeof path) return;
+    void *library = dlopen(path, RTLD_NOW);
+    if (!library) return;
+    int found = 1;
+#define RESOLVE(name, parameters)           \
+    address = dlsym(library, #name);        \
+    found &= address != NULL;               \
+    memcpy(&cpu.name, &address, sizeof address);
+    CPU_FUNCTIONS(RESOLVE)
+#undef RESOLVE
+    cpu_resolved = found;
+}
+
+typedef struct Plan {
+    InfiniOp op;
+    int device_id;
+    int n_operands;
+    struct InfiniopDescriptor *desc;
+    size_t inner_workspace; /* bytes that the CPU descriptor wants, in front of our own */
+    struct {
+        int64_t first;  /* bytes from the pointer given to run to element (0, ..., 0) */
+        int64_t lowest; /* bytes from the pointer given to run to the lowest byte used */
+        size_t bytes;   /* from the lowest to the highest byte used; 0: no element, the pointer is not looked at */
+    } at[INFINI_MAX_OPERANDS];
+} Plan;
+
+static int64_t dtype_size(int32_t dtype) {
+    static const int64_t sizes[] = {0, 1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 16, 2};
+    return dtype > 0 && dtype <= INFINI_DTYPE_BF16 ? sizes[dtype] : 0;
+}
+
+static void place(Plan *plan, int i, const InfiniOperand *operand) {
+    const int64_t item = dtype_size(operand->dtype);
+    int64_t lowest = operand->offset, highest = operand->offset;
+    int empty = 0;
+    for (int d = 0; d < operand->ndim; ++d) {
+        const int64_t reach = (operand->shape[d] - 1) * operand->stride[d];
+        empty |= operand->shape[d] == 0;
+        if (reach < 0) lowest += reach;
+        else highest += reach;
+    }
+    plan->at[i].first = operand->offset * item;
+    plan->at[i].lowest = lowest * item;
+    plan->at[i].bytes = empty ? 0 : (size_t)((highest - lowest + 1) * item);
+}
+
+/** Describes one operand to the CPU side; `last_only` for a weight, which the public interface wants as a vector. */
+static infiniStatus_t describe(infiniopTensorDescriptor_t *desc, const InfiniOperand *operand, int last_only) {
+    size_t shape[INFINI_MAX_DIMS];
+    ptrdiff_t strides[INFINI_MAX_DIMS];
+    const int skipped = last_only ? operand->ndim - 1 : 0;
+    for (int d = skipped; d < operand->ndim; ++d) {
+        shape[d - skipped] = (size_t)operand->shape[d];
+        strides[d - skipped] = (ptrdiff_t)operand->stride[d];
+    }
+    return cpu.infiniopCreateTensorDescriptor(desc, (size_t)(operand->ndim - skipped), shape, strides, operand->dtype);
+}
+
+static infiniStatus_t create_cpu_descriptor(Plan *plan, infiniopHandle_t handle, infiniopTensorDescriptor_t *t, float epsilon) {
+    switch (plan->op) {
+    case INFINI_OP_GEMM: return cpu.infiniopCreateGemmDescriptor(handle, &plan->desc, t[0], t[1], t[2]);
+    case INFINI_OP_ADD: return cpu.infiniopCreateAddDescriptor(handle, &plan->desc, t[0], t[1], t[2]);
+    case INFINI_OP_MUL: return cpu.infiniopCreateMulDescriptor(handle, &plan->desc, t[0], t[1], t[2]);
+    case INFINI_OP_ADD_RMS_NORM:
+        return cpu.infiniopCreateAddRMSNormDescriptor(handle, &plan->desc, t[0], t[1], t[2], t[3], t[4], epsilon);
+    case INFINI_OP_REARRANGE: return cpu.infiniopCreateRearrangeDescriptor(handle, &plan->desc, t[0], t[1]);
+    default: return fail(INFINI_STATUS_NOT_IMPLEMENTED, "fake: no such operator");
+    }
+}
+
+static infiniStatus_t cpu_workspace_size(Plan *plan) {
+    switch (plan->op) {
+    case INFINI_OP_GEMM: return cpu.infiniopGetGemmWorkspaceSize(plan->desc, &plan->inner_workspace);
+    case INFINI_OP_ADD: return cpu.infiniopGetAddWorkspaceSize(plan->desc, &plan->inner_workspace);
+    case INFINI_OP_MUL: return cpu.infiniopGetMulWorkspaceSize(plan->desc, &plan->inner_workspace);
+    case INFINI_OP_ADD_RMS_NORM: return cpu.infiniopGetAddRMSNormWorkspaceSize(plan->desc, &plan->inner_workspace);
+    default: return INFINI_STATUS_SUCCESS;
+    }
+}
+
+static void destroy_cpu_descriptor(const Plan *plan) {
+    switch (plan->op) {
+    case INFINI_OP_GEMM: cpu.infiniopDestroyGemmDescriptor(plan->desc); break;
+    case INFINI_OP_ADD: cpu.infiniopDestroyAddDescriptor(plan->desc); break;
+    case INFINI_OP_MUL: cpu.infiniopDestroyMulDescriptor(plan->desc); break;
+    case INFINI_OP_ADD_RMS_NORM: cpu.infiniopDestroyAddRMSNormDescriptor(plan->desc); break;
+    case INFINI_OP_REARRANGE: cpu.infiniopDestroyRearrangeDescriptor(plan->desc); break;
+    default: break;
+    }
+}
+
+/** A CPU handle, whatever device the calling thread has current. */
+static infiniStatus_t create_cpu_handle(infiniopHandle_t *handle) {
+    infiniDevice_t device;
+    int device_id;
+    infiniStatus_t status = cpu.infinirtGetDevice(&device, &device_id);
+    if (status == INFINI_STATUS_SUCCESS) status = cpu.infinirtSetDevice(INFINI_DEVICE_CPU, 0);
+    if (status != INFINI_STATUS_SUCCESS) return status;
+    status = cpu.infiniopCreateHandle(handle);
+    const infiniStatus_t restored = cpu.infinirtSetDevice(device, device_id);
+    return status == INFINI_STATUS_SUCCESS ? restored : status;
+}
+
+static infiniStatus_t op_create(const InfiniProblem *problem, void **result, size_t *workspace_size) {
+    if (FAKE_CREATE != INFINI_STATUS_SUCCESS) return fail(FAKE_CREATE, "fake: this device has no code for it");
+    pthread_once(&cpu_once, resolve_cpu);
+    if (!cpu_resolved) return fail(INFINI_STATUS_INTERNAL_ERROR, "fake: no libinfiniop.so beside the host library");
+    Plan *plan = calloc(1, sizeof *plan);
+    if (!plan) return fail(INFINI_STATUS_INTERNAL_ERROR, "fake: out of host memory for a plan");
+    plan->op = (InfiniOp)problem->op;
+    plan->device_id = problem->device_id;
+    plan->n_operands = problem->n_operands;
+
+    infiniopHandle_t handle = NULL;
+    infiniopTensorDescriptor_t tensors[INFINI_MAX_OPERANDS] = {NULL};
+    infiniStatus_t status = create_cpu_handle(&handle);
+    for (int i = 0; i < plan->n_operands && status == INFINI_STATUS_SUCCESS; ++i) {
+        const InfiniOperand *operand = &problem->operands[i];
+        place(plan, i, operand);
+        status = describe(&tensors[i], operand, plan->op == INFINI_OP_ADD_RMS_NORM && i == 4);
+    }
+    if (status == INFINI_STATUS_SUCCESS) status = create_cpu_descriptor(plan, handle, tensors, problem->epsilon);
+    if (status == INFINI_STATUS_SUCCESS) status = cpu_workspace_size(plan);
+    for (int i = 0; i < plan->n_operands; ++i) cpu.infiniopDestroyTensorDescriptor(tensors[i]);
+    cpu.infiniopDestroyHandle(handle);
+    if (status != INFINI_STATUS_SUCCESS) {
+        destroy_cpu_descriptor(plan);
+        free(plan);
+        return status;
+    }
+    pthread_mutex_lock(&mutex);
+    counts.plans += 1;
+    counts.creates += 1;
+    pthread_mutex_unlock(&mutex);
+    *result = plan;
+    *workspace_size = plan->inner_workspace + FAKE_WORKSPACE;
+    return INFINI_STATUS_SUCCESS;
+}
+
+/* Not used when FAKE_OP_RUN is NULL. */
+static infiniStatus_t op_run(const void *opaque, const InfiniCall *call) __attribute__((unused));
+static infiniStatus_t op_run(const void *opaque, const InfiniCall *call) {
+    if (FAKE_RUN != INFINI_STATUS_SUCCESS) return fail(FAKE_RUN, "fake: the run fails");
+    const Plan *plan = opaque;
+    const infiniStatus_t stream_status = check_stream(call->stream);
+    if (stream_status != INFINI_STATUS_SUCCESS) return stream_status;
+
+    unsigned char *p[INFINI_MAX_OPERANDS] = {NULL};
+    unsigned char *workspace = NULL;
+    const size_t workspace_size = plan->inner_workspace + FAKE_WORKSPACE;
+    int inside = 1;
+    pthread_mutex_lock(&mutex);
+    for (int i = 0; i < plan->n_operands; ++i) {
+        if (plan->at[i].bytes == 0) continue;
+        const char *lowest = (const char *)call->operands[i] + plan->at[i].lowest;
+        unsigned char *host = host_address(plan->device_id, lowest, plan->at[i].bytes);
+        inside &= host != NULL;
+        if (host) p[i] = host - plan->at[i].lowest + plan->at[i].first;
+    }
+    if (workspace_size) {
+        workspace = host_address(plan->device_id, call->workspace, workspace_size);
+        inside &= workspace != NULL && call->workspace_size >= workspace_size;
+    }
+    counts.runs[plan->device_id] += inside;
+    pthread_mutex_unlock(&mutex);
+    if (!inside) return fail(INFINI_STATUS_BAD_PARAM, "fake: an operand lies outside the live memory of the plan's device");
+
+    if (workspace_size) memset(workspace, kFreshByte, workspace_size);
+    struct InfiniopDescriptor *desc = plan->desc;
+    const size_t inner = plan->inner_workspace;
+    switch (plan->op) {
+    case INFINI_OP_GEMM:
+        return cpu.infiniopGemm(desc, workspace, inner, p[0], p[1], p[2], call->alpha, call->beta, NULL);
+    case INFINI_OP_ADD: return cpu.infiniopAdd(desc, workspace, inner, p[0], p[1], p[2], NULL);
+    case INFINI_OP_MUL: return cpu.infiniopMul(desc, workspace, inner, p[0], p[1], p[2], NULL);
+    case INFINI_OP_ADD_RMS_NORM:
+        return cpu.infiniopAddRMSNorm(desc, workspace, inner, p[0], p[1], p[2], p[3], p[4], NULL);
+    case INFINI_OP_REARRANGE: return cpu.infiniopRearrange(desc, p[0], p[1], NULL);
+    default: return fail(INFINI_STATUS_NOT_IMPLEMENTED, "fake: no such operator");
+    }
+}
+
+static void op_destroy(void *opaque) {
+    Plan *plan = opaque;
+    destroy_cpu_descriptor(plan);
+    free(plan);
+    pthread_mutex_lock(&mutex);
+    counts.plans -= 1;
+    pthread_mutex_unlock(&mutex);
+}
+
+/* ---- the plugin ------------------------------------------------------------------------------------------------------ */
+
+static infiniStatus_t probe(char *reason, size_t size) {
+    if (FAKE_PROBE != INFINI_STATUS_SUCCESS) snprintf(reason, size, "fake: no device answers");
+    return FAKE_PROBE;
+}
+
+static const InfiniRuntimeTable runtime_table = {
+    .struct_size = FAKE_RUNTIME_SIZE,
+    .device_count = device_count,
+    .set_device = set_device,
+    .mem_info = FAKE_MEM_INFO,
+    .device_synchronize = device_synchronize,
+    .stream_create = stream_create,
+    .stream_destroy = stream_destroy,
+    .stream_synchronize = stream_synchronize,
+    .stream_wait_event = stream_wait_event,
+    .event_create = event_create,
+    .event_record = event_record,
+    .event_query = event_query,
+    .event_synchronize = event_synchronize,
+    .event_destroy = event_destroy,
+    .event_elapsed_time = event_elapsed_time,
+    .malloc_device = malloc_device,
+    .malloc_host = malloc_host,
+    .free_device = free_device,
+    .free_host = free_host,
+    .malloc_async = malloc_async,
+    .free_async = free_async,
+    .memcpy_sync = memcpy_sync,
+    .memcpy_async = memcpy_async,
+    .memset_sync = memset_sync,
+    .memset_async = memset_async,
+};
+
+static const InfiniOpTable op_table = {
+    .struct_size = FAKE_OPS_SIZE,
+    .create = op_create,
+    .run = FAKE_OP_RUN,
+    .destroy = op_destroy,
+};
+
+static const InfiniBackend backend = {
+    .abi = FAKE_ABI,
+    .struct_size = FAKE_STRUCT_SIZE,
+    .device_type = FAKE_SLOT,
+    .name = "fake",
+    .version = "1.0",
+    .probe = probe,
+    .runtime = &runtime_table,
+    .ops = &op_table,
+};
+
+const InfiniBackend *infiniBackendGet(const InfiniBackendHost *host) {
+    if (FAKE_ENTRY_NULL) return NULL;
+    host_library = host;
+    return &backend;
+}
