@@ -1,0 +1,124 @@
+/* The thread pool: every task once, slots apart, several callers at once, nesting, and the child of fork(). */
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "cpu/thread_pool.h"
+
+using namespace infini;
+
+namespace {
+
+/** Runs a loop and checks that each task ran once and no slot was used by two threads at a time. */
+bool loop_is_right(int64_t n_tasks, int max_threads) {
+    std::vector<std::atomic<int>> runs(static_cast<size_t>(n_tasks));
+    std::vector<std::atomic<int>> in_slot(static_cast<size_t>(max_threads));
+    std::atomic<bool> shared{false};
+    parallel_for(n_tasks, max_threads, [&](int64_t t, int slot) {
+        if (in_slot[static_cast<size_t>(slot)].fetch_add(1) != 0) shared = true;
+        ++runs[static_cast<size_t>(t)];
+        for (volatile int spin = 0; spin < 200;) spin = spin + 1;
+        in_slot[static_cast<size_t>(slot)].fetch_sub(1);
+    });
+    for (const std::atomic<int> &count : runs)
+        if (count != 1) return false;
+    return !shared;
+}
+
+int threads_of_process() {
+    int n = 0;
+    if (FILE *file = std::fopen("/proc/self/status", "r")) {
+        for (char line[256]; std::fgets(line, sizeof line, file) != nullptr;) std::sscanf(line, "Threads: %d", &n);
+        std::fclose(file);
+    }
+    return n;
+}
+
+void test_loops() {
+    for (int threads : {1, 2, 3, 8})
+        for (int64_t tasks : {0, 1, 2, 3, 7, 64, 1000}) {
+            set_num_threads(threads);
+            CHECK(loop_is_right(tasks, threads));
+            CHECK(loop_is_right(tasks, 3)); // fewer slots than threads
+        }
+}
+
+void test_limits() {
+    set_num_threads(4);
+    CHECK(num_threads() == 4);
+    set_num_threads_local(2);
+    CHECK(num_threads() == 2);
+    std::thread([] { CHECK(num_threads() == 4); }).join(); // local means this thread's
+    set_num_threads_local(0);
+    CHECK(num_threads() == 4 && thread_capacity() >= 4);
+    set_num_threads(0);
+    CHECK(num_threads() >= 1);
+}
+
+void test_callers() {
+    set_num_threads(4);
+    std::atomic<bool> right{true};
+    std::vector<std::thread> callers;
+    for (int c = 0; c < 8; ++c)
+        callers.emplace_back([&] {
+            for (int i = 0; i < 200; ++i)
+                if (!loop_is_right(17, 4)) right = false;
+        });
+    for (std::thread &caller : callers) caller.join();
+    CHECK(right);
+#if !defined(__SANITIZE_THREAD__) // which adds a thread of its own
+    CHECK(threads_of_process() <= 1 + 7); // this one and the pool's: 8 was asked for in test_loops
+#endif
+}
+
+void test_nesting() {
+    set_num_threads(3);
+    std::atomic<int> inner{0};
+    parallel_for(5, 3, [&](int64_t, int) { parallel_for(7, 3, [&](int64_t, int slot) { inner += slot == 0; }); });
+    CHECK(inner == 35);
+}
+
+int status_of_child(bool (*body)()) {
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(20); // a child that hangs is a failure, not a hung test
+        _exit(body() ? 0 : 1);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    return status;
+}
+
+void test_fork() {
+    set_num_threads(4);
+    CHECK(loop_is_right(64, 4));
+#if !defined(__SANITIZE_THREAD__) // whose runtime does not follow a fork of a process with threads
+    CHECK(status_of_child([] { return loop_is_right(64, 4) && status_of_child([] { return loop_is_right(64, 4); }) == 0; }) == 0);
+    std::atomic<bool> stop{false};
+    std::thread busy([&] {
+        while (!stop) loop_is_right(64, 4);
+    });
+    bool all = true;
+    for (int i = 0; i < 30; ++i) all = status_of_child([] { return loop_is_right(64, 4); }) == 0 && all;
+    stop = true;
+    busy.join();
+    CHECK(all);
+#endif
+    CHECK(loop_is_right(64, 4));
+}
+
+} // namespace
+
+int main() {
+    test_loops();
+    test_limits();
+    test_callers();
+    test_nesting();
+    test_fork();
+    return check::summary();
+}
