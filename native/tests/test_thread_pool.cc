@@ -30,7 +30,7 @@ bool loop_is_right(int64_t n_tasks, int max_threads) {
     return !shared;
 }
 
-int threads_of_process() {
+[[maybe_unused]] int threads_of_process() {
     int n = 0;
     if (FILE *file = std::fopen("/proc/self/status", "r")) {
         for (char line[256]; std::fgets(line, sizeof line, file) != nullptr;) std::sscanf(line, "Threads: %d", &n);
@@ -83,7 +83,7 @@ void test_nesting() {
     CHECK(inner == 35);
 }
 
-int status_of_child(bool (*body)()) {
+[[maybe_unused]] int status_of_child(bool (*body)()) {
     const pid_t child = fork();
     if (child == 0) {
         alarm(20); // a child that hangs is a failure, not a hung test
