@@ -7,7 +7,7 @@
  *  - a device address is a host address with one high bit set, so that touching it on the host faults at once
  *  - each device has FAKE_MEMORY bytes; every block has guard bytes on both sides; copies, fills and operators accept only
  *    addresses inside live blocks of the device they run on
- *  - every operator asks for FAKE_WORKSPACE bytes of workspace and writes all of them
+ *  - every operator with a workspace asks for FAKE_WORKSPACE bytes more than the CPU and writes all of them
  *  - fakeBackendGetCounts() says what is alive, so that a test can assert that nothing was leaked
  *
  *  Streams run everything at once; capture is not offered. The FAKE_ macros below make it misbehave:
@@ -30,7 +30,7 @@
 #define FAKE_MEMORY ((size_t)64 << 20) /* bytes per device */
 #endif
 #ifndef FAKE_WORKSPACE
-#define FAKE_WORKSPACE 96 /* bytes that every plan asks for; 0: none */
+#define FAKE_WORKSPACE 96 /* bytes */
 #endif
 /* What the plugin claims about itself. */
 #ifndef FAKE_ABI
@@ -496,7 +496,8 @@ typedef struct Plan {
     int device_id;
     int n_operands;
     struct InfiniopDescriptor *desc;
-    size_t inner_workspace; /* bytes that the CPU descriptor wants, in front of our own */
+    size_t inner_workspace; /* bytes that the CPU descriptor wants */
+    size_t workspace;       /* bytes in all; 0 for rearrange, whose public interface has no workspace */
     struct {
         int64_t first;  /* bytes from the pointer given to run to element (0, ..., 0) */
         int64_t lowest; /* bytes from the pointer given to run to the lowest byte used */
@@ -601,6 +602,7 @@ static infiniStatus_t op_create(const InfiniProblem *problem, void **result, siz
     }
     if (status == INFINI_STATUS_SUCCESS) status = create_cpu_descriptor(plan, handle, tensors, problem->epsilon);
     if (status == INFINI_STATUS_SUCCESS) status = cpu_workspace_size(plan);
+    plan->workspace = plan->op == INFINI_OP_REARRANGE ? 0 : plan->inner_workspace + FAKE_WORKSPACE;
     for (int i = 0; i < plan->n_operands; ++i) cpu.infiniopDestroyTensorDescriptor(tensors[i]);
     cpu.infiniopDestroyHandle(handle);
     if (status != INFINI_STATUS_SUCCESS) {
@@ -613,7 +615,7 @@ static infiniStatus_t op_create(const InfiniProblem *problem, void **result, siz
     counts.creates += 1;
     pthread_mutex_unlock(&mutex);
     *result = plan;
-    *workspace_size = plan->inner_workspace + FAKE_WORKSPACE;
+    *workspace_size = plan->workspace;
     return INFINI_STATUS_SUCCESS;
 }
 
@@ -627,7 +629,6 @@ static infiniStatus_t op_run(const void *opaque, const InfiniCall *call) {
 
     unsigned char *p[INFINI_MAX_OPERANDS] = {NULL};
     unsigned char *workspace = NULL;
-    const size_t workspace_size = plan->inner_workspace + FAKE_WORKSPACE;
     int inside = 1;
     pthread_mutex_lock(&mutex);
     for (int i = 0; i < plan->n_operands; ++i) {
@@ -637,15 +638,15 @@ static infiniStatus_t op_run(const void *opaque, const InfiniCall *call) {
         inside &= host != NULL;
         if (host) p[i] = host - plan->at[i].lowest + plan->at[i].first;
     }
-    if (workspace_size) {
-        workspace = host_address(plan->device_id, call->workspace, workspace_size);
-        inside &= workspace != NULL && call->workspace_size >= workspace_size;
+    if (plan->workspace) {
+        workspace = host_address(plan->device_id, call->workspace, plan->workspace);
+        inside &= workspace != NULL && call->workspace_size >= plan->workspace;
     }
     counts.runs[plan->device_id] += inside;
     pthread_mutex_unlock(&mutex);
     if (!inside) return fail(INFINI_STATUS_BAD_PARAM, "fake: an operand lies outside the live memory of the plan's device");
 
-    if (workspace_size) memset(workspace, kFreshByte, workspace_size);
+    if (workspace) memset(workspace, kFreshByte, plan->workspace);
     struct InfiniopDescriptor *desc = plan->desc;
     const size_t inner = plan->inner_workspace;
     switch (plan->op) {

@@ -24,17 +24,30 @@ using CopyRow = void (*)(void *dst, int64_t stride_dst, const void *src, int64_t
 /** dst[i * stride_dst + j] = src[j * stride_src + i] for i < rows, j < cols. */
 using TransposeTile = void (*)(void *dst, int64_t stride_dst, const void *src, int64_t stride_src, int64_t rows, int64_t cols);
 
+/** tile[rows][nr] (+)= A panel^T * B panel, each sum in order of k. */
+using GemmMultiply = void (*)(int64_t kc, const void *a_panel, const void *b_panel, void *tile, bool accumulate);
+
+constexpr int kGemmMaxRows = 14;
+
+/** sums[r][j] (+)= sum over k < kc of a_panel[k][r] * b[k * stride_k + j], in order of k, for r < rows, j < n: the product with
+ *  a B that is read where it lies, its rows contiguous, once. a_panel is acc[kc][rows], `partial` scratch like sums; both have
+ *  rows of `ld` elements. */
+using GemmStream = void (*)(int64_t kc, const void *a_panel, const void *b, int64_t stride_k, int64_t n, void *sums, void *partial, int64_t ld, bool accumulate);
+
 /** The parts of a blocked matrix product of one element type. "acc" is the type sums are kept in: float, or double for F64.
- *  Operands are packed into panels, acc[kc][width], width being mr for A and nr for B. */
+ *  Operands are packed into panels, acc[kc][width], width being at most mr for A and nr for B. */
 struct GemmKernel {
-    int mr, nr;   // rows and columns of the register tile
-    int acc_size; // bytes
-    /** panel[k][w] = src[w * stride_w + k * stride_k] for k < kc, w < valid; 0 for valid <= w < width. */
-    void (*pack)(void *panel, const void *src, int64_t stride_w, int64_t stride_k, int64_t valid, int64_t width, int64_t kc);
-    /** tile[mr][nr] (+)= A panel^T * B panel, each sum in order of k. */
-    void (*multiply)(int64_t kc, const void *a_panel, const void *b_panel, void *tile, bool accumulate);
-    /** c[i * row_stride + j * col_stride] = alpha * tile[i][j] + beta * c[...] for i < m, j < n, rounded once. c is not read when beta is 0. */
-    void (*store)(void *c, int64_t row_stride, int64_t col_stride, const void *tile, int64_t m, int64_t n, float alpha, float beta);
+    int mr, nr;      // most rows, and columns, of the register tile
+    int stream_rows; // most rows of `stream`
+    int acc_size;    // bytes
+    /** Packs `count` rows (or columns) of depth kc into panels one after the other: panel[k][w] = src[w * stride_w + k * stride_k];
+     *  the last panel is filled up with 0. */
+    void (*pack)(void *panels, const void *src, int64_t stride_w, int64_t stride_k, int64_t count, int64_t width, int64_t kc);
+    GemmMultiply multiply[kGemmMaxRows + 1]; // by the rows of the A panel, 1 to mr
+    GemmStream stream[kGemmMaxRows + 1];     // by the rows of the A panel, 1 to stream_rows
+    /** c[i * row_stride + j * col_stride] = alpha * sums[i * ld + j] + beta * c[...] for i < m, j < n, rounded once. c is not read
+     *  when beta is 0. */
+    void (*store)(void *c, int64_t row_stride, int64_t col_stride, const void *sums, int64_t ld, int64_t m, int64_t n, float alpha, float beta);
 };
 
 struct KernelTable {

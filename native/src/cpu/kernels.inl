@@ -16,7 +16,7 @@ struct u128 {
 };
 
 #include "cpu/half.inl"
-
+#include "cpu/vec_before.inl"
 #if defined(__AVX512F__)
 #include "cpu/vec_avx512.inl"
 #elif defined(__AVX2__)

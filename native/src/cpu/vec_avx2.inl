@@ -1,6 +1,4 @@
 /* Vectors of 8 floats and 4 doubles in AVX2 with FMA and F16C. */
-#define INFINI_INLINE __attribute__((always_inline)) inline
-
 constexpr int kGemmRows = 6; // 12 sums, 2 of B, 1 of A: 15 of 16 registers
 
 struct VF {
@@ -47,4 +45,48 @@ INFINI_INLINE void store(bf16 *p, VF x) { // to_bf16 in eight lanes
     const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q));
     const __m256i result = _mm256_blendv_epi8(rounded, quiet_nan, is_nan);
     _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1)));
+}
+
+/* The first n < N lanes, by mask. AVX2 has no masks for 16-bit elements: those go through memory. */
+INFINI_INLINE __m256i first_lanes(int64_t n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+INFINI_INLINE __m256i first_wide_lanes(int64_t n) { return _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3)); }
+INFINI_INLINE VF load_n(const float *p, int64_t n) { return {_mm256_maskload_ps(p, first_lanes(n))}; }
+INFINI_INLINE VD load_n(const double *p, int64_t n) { return {_mm256_maskload_pd(p, first_wide_lanes(n))}; }
+INFINI_INLINE void store_n(float *p, VF x, int64_t n) { _mm256_maskstore_ps(p, first_lanes(n), x.v); }
+INFINI_INLINE void store_n(double *p, VD x, int64_t n) { _mm256_maskstore_pd(p, first_wide_lanes(n), x.v); }
+template <class T>
+INFINI_INLINE VF load_n(const T *p, int64_t n) { return load_n_by_memory(p, n); }
+template <class T>
+INFINI_INLINE void store_n(T *p, VF x, int64_t n) { store_n_by_memory(p, x, n); }
+
+/** x[i][j] <-> x[j][i] */
+INFINI_INLINE void transpose(VF (&x)[8]) {
+    __m256 t[8], u[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) { // pairs of rows: 2 x 2 blocks within each 128-bit lane
+        t[i] = _mm256_unpacklo_ps(x[i].v, x[i + 1].v);
+        t[i + 1] = _mm256_unpackhi_ps(x[i].v, x[i + 1].v);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) { // 4 x 4 blocks: u[i + c] holds column 4 l + c of rows i.. in lane l
+        u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) {
+        x[c].v = _mm256_permute2f128_ps(u[c], u[c + 4], 0x20);
+        x[c + 4].v = _mm256_permute2f128_ps(u[c], u[c + 4], 0x31);
+    }
+}
+INFINI_INLINE void transpose(VD (&x)[4]) {
+    const __m256d a = _mm256_unpacklo_pd(x[0].v, x[1].v), b = _mm256_unpackhi_pd(x[0].v, x[1].v);
+    const __m256d c = _mm256_unpacklo_pd(x[2].v, x[3].v), d = _mm256_unpackhi_pd(x[2].v, x[3].v);
+    x[0].v = _mm256_permute2f128_pd(a, c, 0x20);
+    x[1].v = _mm256_permute2f128_pd(b, d, 0x20);
+    x[2].v = _mm256_permute2f128_pd(a, c, 0x31);
+    x[3].v = _mm256_permute2f128_pd(b, d, 0x31);
 }

@@ -1,31 +1,5 @@
 /* What all instruction sets share on top of their vectors. */
 
-/** The vector a type is computed in. */
-template <class T>
-struct VecOf {
-    using type = VF;
-};
-template <>
-struct VecOf<double> {
-    using type = VD;
-};
-template <class T>
-using Vec = typename VecOf<T>::type;
-
-/** The first n < N elements, the others 0. Touches no byte behind them. */
-template <class T>
-INFINI_INLINE Vec<T> load_n(const T *p, int64_t n) {
-    T whole[Vec<T>::N] = {};
-    for (int64_t i = 0; i < n; ++i) whole[i] = p[i];
-    return load(whole);
-}
-template <class T>
-INFINI_INLINE void store_n(T *p, Vec<T> x, int64_t n) {
-    T whole[Vec<T>::N];
-    store(whole, x);
-    for (int64_t i = 0; i < n; ++i) p[i] = whole[i];
-}
-
 /** Sum of the lanes, in their order. */
 template <class V>
 INFINI_INLINE typename V::Scalar sum(V x) {

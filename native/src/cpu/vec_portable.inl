@@ -1,6 +1,4 @@
 /* Vectors of 4 floats and 2 doubles, in the compiler's own vector types: SSE2 on x86-64, NEON on aarch64. */
-#define INFINI_INLINE __attribute__((always_inline)) inline
-
 constexpr int kGemmRows = 4; // 8 sums, 2 of B, 1 of A: fits the 16 registers of SSE2
 
 struct VF {
@@ -47,4 +45,20 @@ INFINI_INLINE void store(f16 *p, VF x) {
 }
 INFINI_INLINE void store(bf16 *p, VF x) {
     for (int i = 0; i < VF::N; ++i) p[i] = to_bf16(x.v[i]);
+}
+
+template <class T, class V = Vec<T>>
+INFINI_INLINE V load_n(const T *p, int64_t n) { return load_n_by_memory(p, n); }
+template <class T, class V>
+INFINI_INLINE void store_n(T *p, V x, int64_t n) { store_n_by_memory(p, x, n); }
+
+/** x[i][j] <-> x[j][i] */
+template <class V, int N>
+INFINI_INLINE void transpose(V (&x)[N]) {
+    for (int i = 0; i < N; ++i)
+        for (int j = 0; j < i; ++j) {
+            const typename V::Scalar above = x[j].v[i];
+            x[j].v[i] = x[i].v[j];
+            x[i].v[j] = above;
+        }
 }

@@ -1,0 +1,36 @@
+/* What every instruction set declares before its vectors: which vector a type is computed in, and partial loads and stores
+ * for those without masks. */
+#define INFINI_INLINE __attribute__((always_inline)) inline
+
+struct VF; // floats
+struct VD; // doubles
+INFINI_INLINE VF load(const float *p);
+INFINI_INLINE VD load(const double *p);
+INFINI_INLINE void store(float *p, VF x);
+INFINI_INLINE void store(double *p, VD x);
+
+/** The vector a type is computed in. */
+template <class T>
+struct VecOf {
+    using type = VF;
+};
+template <>
+struct VecOf<double> {
+    using type = VD;
+};
+template <class T>
+using Vec = typename VecOf<T>::type;
+
+/** The first n < N elements, the others 0. Touches no byte behind them. */
+template <class T, class V = Vec<T>>
+INFINI_INLINE V load_n_by_memory(const T *p, int64_t n) {
+    T whole[V::N] = {};
+    for (int64_t i = 0; i < n; ++i) whole[i] = p[i];
+    return load(whole);
+}
+template <class T, class V>
+INFINI_INLINE void store_n_by_memory(T *p, V x, int64_t n) {
+    T whole[V::N];
+    store(whole, x);
+    for (int64_t i = 0; i < n; ++i) p[i] = whole[i];
+}
