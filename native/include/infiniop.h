@@ -79,6 +79,21 @@ INFINI_API infiniStatus_t infiniopGetNumThreads(int *n);
  *  has, capped by the environment variable INFINIOP_MAX_ISA (one of these names) as it was at the first use. */
 INFINI_API infiniStatus_t infiniopGetCpuIsa(const char **name);
 
+/** What infiniopMeasureCpuCeiling can measure. */
+enum {
+    INFINIOP_CEILING_COPY = 0,    /* bytes/s read and written by copying an array: both sides count */
+    INFINIOP_CEILING_READ = 1,    /* bytes/s read by adding up an array */
+    INFINIOP_CEILING_FMA_F32 = 2, /* flop/s of fused (portable: separate) multiply-adds in registers; each counts as two */
+    INFINIOP_CEILING_FMA_F64 = 3
+};
+
+/** Measures what this CPU can do at most, for benchmarks to compare with: the best of several tries, with the threads and the
+ *  instruction set a call from this thread would use. Takes some tens of milliseconds.
+ *  what   INFINIOP_CEILING_, else BAD_PARAM
+ *  bytes  size of the array, at least 64 (INTERNAL_ERROR when it cannot be had); ignored for FMA
+ *  rate   result, per second */
+INFINI_API infiniStatus_t infiniopMeasureCpuCeiling(int what, size_t bytes, double *rate);
+
 /* ---- handle --------------------------------------------------------------------------------------------------- */
 
 /** A device to create operators on. The first eight bytes are public. */

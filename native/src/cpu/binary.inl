@@ -55,6 +55,11 @@ INFINI_INLINE void binary_unit_any(T *c, const T *a, const T *b, int64_t n) {
         binary_unit<Op, T, BroadcastA, BroadcastB>(c, a, b, n);
 }
 
+template <class T>
+INFINI_INLINE void gather(T *to, const T *from, int64_t stride, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) to[i] = from[i * stride];
+}
+
 template <class Op, class T>
 void binary_row(void *c_, int64_t stride_c, const void *a_, int64_t stride_a, const void *b_, int64_t stride_b, int64_t n) {
     T *c = static_cast<T *>(c_);
@@ -62,7 +67,18 @@ void binary_row(void *c_, int64_t stride_c, const void *a_, int64_t stride_a, co
     if (stride_c == 1 && stride_a == 1 && stride_b == 1) return binary_unit_any<Op, T, false, false>(c, a, b, n);
     if (stride_c == 1 && stride_a == 1 && stride_b == 0) return binary_unit_any<Op, T, false, true>(c, a, b, n);
     if (stride_c == 1 && stride_a == 0 && stride_b == 1) return binary_unit_any<Op, T, true, false>(c, a, b, n);
-    for (int64_t i = 0; i < n; ++i) c[i * stride_c] = apply_one<Op>(a[i * stride_a], b[i * stride_b]);
+    // Strided operands pass through small buffers, so that the arithmetic is always done in vectors.
+    constexpr int64_t kChunk = 256;
+    T buffer_a[kChunk], buffer_b[kChunk], buffer_c[kChunk];
+    for (int64_t i = 0; i < n; i += kChunk) {
+        const int64_t count = n - i < kChunk ? n - i : kChunk;
+        if (stride_a != 1) gather(buffer_a, a + i * stride_a, stride_a, count);
+        if (stride_b != 1) gather(buffer_b, b + i * stride_b, stride_b, count);
+        T *const to = stride_c == 1 ? c + i : buffer_c;
+        binary_unit_any<Op, T, false, false>(to, stride_a == 1 ? a + i : buffer_a, stride_b == 1 ? b + i : buffer_b, count);
+        if (stride_c != 1)
+            for (int64_t j = 0; j < count; ++j) c[(i + j) * stride_c] = buffer_c[j];
+    }
 }
 
 template <class Op>

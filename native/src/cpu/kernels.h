@@ -50,6 +50,14 @@ struct GemmKernel {
     void (*store)(void *c, int64_t row_stride, int64_t col_stride, const void *sums, int64_t ld, int64_t m, int64_t n, float alpha, float beta);
 };
 
+/** What the hardware can do at most, for benchmarks. Both return a number that depends on the work, so that it is done. */
+struct CeilingKernels {
+    double (*read)(const void *p, int64_t n_bytes); // a multiple of 64 bytes
+    double (*fma_f32)(int64_t iterations);
+    double (*fma_f64)(int64_t iterations);
+    int64_t fma_f32_flops, fma_f64_flops; // of one iteration
+};
+
 struct KernelTable {
     const char *name;
     BinaryRow add[kDtypeCount]; // by dtype; null where the operator does not take it
@@ -58,6 +66,7 @@ struct KernelTable {
     CopyRow copy[5];                                // by log2 of the element size
     TransposeTile transpose[5];
     GemmKernel gemm[kDtypeCount];
+    CeilingKernels ceilings;
 };
 
 extern const KernelTable kKernelsPortable;

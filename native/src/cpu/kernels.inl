@@ -30,6 +30,7 @@ struct u128 {
 #include "cpu/norm.inl"
 #include "cpu/copy.inl"
 #include "cpu/gemm.inl"
+#include "cpu/ceilings.inl"
 
 constexpr KernelTable make_table() {
     KernelTable t{};
@@ -39,6 +40,7 @@ constexpr KernelTable make_table() {
     fill_norm(t);
     fill_copy(t);
     fill_gemm(t);
+    fill_ceilings(t);
     return t;
 }
 

@@ -1,4 +1,8 @@
 /* Kernels for any CPU: what the compiler's baseline offers. */
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include "cpu/kernels.h"
 
 #define INFINI_ISA portable

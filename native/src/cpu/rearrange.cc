@@ -43,11 +43,8 @@ struct RowCopy final : CpuPlan {
 
 /** The last dimension is contiguous in dst, dimension `across` in src: those two make tiles, the others loops. */
 struct TileCopy final : CpuPlan {
-    /** Rows of a piece of work: enough to use every cache line of src that is fetched. */
-    static constexpr int64_t kTileRows = 64;
-
     TileCopy(const InfiniProblem &problem, int across)
-        : outer(loops_without(problem, across)), size(kDtypes[problem.operands[kDst].dtype].size), kernel(kernels().transpose[log2_of(size)]) {
+        : outer(loops_around_tiles<2>(problem.operands, across)), size(kDtypes[problem.operands[kDst].dtype].size), kernel(kernels().transpose[log2_of(size)]) {
         const InfiniOperand &dst = problem.operands[kDst], &src = problem.operands[kSrc];
         rows = dst.shape[across];
         cols = dst.shape[dst.ndim - 1];
@@ -58,31 +55,11 @@ struct TileCopy final : CpuPlan {
     void run(const InfiniCall &call) const override {
         char *const dst = static_cast<char *>(call.operands[kDst]);
         const char *const src = static_cast<const char *>(call.operands[kSrc]);
-        const int64_t strips = (rows + kTileRows - 1) / kTileRows, total = outer.rows * outer.n * strips;
-        const int64_t worth = outer.rows * outer.n * rows * cols * size * 2 / kBytesPerThread;
-        const int threads = static_cast<int>(std::clamp<int64_t>(worth, 1, num_threads()));
-        const int64_t pieces = std::min<int64_t>(total, threads == 1 ? 1 : threads * 4);
-        parallel_for(pieces, threads, [&](int64_t piece, int) {
-            for (int64_t strip = total * piece / pieces; strip < total * (piece + 1) / pieces; ++strip) {
-                const int64_t item = strip / strips, row = strip % strips * kTileRows;
-                outer.walk(item, item + 1, [&](const int64_t *at, int64_t first, int64_t) {
-                    kernel(dst + at[kDst] + (first * outer.step[kDst] + row * stride_dst) * size, stride_dst,
-                           src + at[kSrc] + (first * outer.step[kSrc] + row) * size, stride_src, std::min(kTileRows, rows - row), cols);
-                });
-            }
+        const int64_t sizes[2] = {size, size};
+        constexpr int64_t kTileRows = 64; // of any element size: every cache line of src that is fetched is used up
+        parallel_tiles(outer, rows, cols, kTileRows, cols, sizes, 2 * size, [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t, int64_t) {
+            kernel(dst + at[kDst] + row * stride_dst * size, stride_dst, src + at[kSrc] + row * size, stride_src, n_rows, cols);
         });
-    }
-
-    static RowLoop<2> loops_without(const InfiniProblem &problem, int across) {
-        InfiniOperand rest[2] = {problem.operands[kDst], problem.operands[kSrc]};
-        for (InfiniOperand &operand : rest) {
-            for (int d = across; d + 2 < operand.ndim; ++d) {
-                operand.shape[d] = operand.shape[d + 1];
-                operand.stride[d] = operand.stride[d + 1];
-            }
-            operand.ndim -= 2;
-        }
-        return RowLoop<2>(rest);
     }
 
     RowLoop<2> outer;

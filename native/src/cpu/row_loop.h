@@ -85,4 +85,39 @@ struct RowLoop {
     }
 };
 
+/** The loops that are left of a problem when the dimension `across` and the last one are made into tiles. */
+template <int N>
+RowLoop<N> loops_around_tiles(const InfiniOperand *operands, int across) {
+    InfiniOperand rest[N];
+    for (int i = 0; i < N; ++i) {
+        rest[i] = operands[i];
+        for (int d = across; d + 2 < rest[i].ndim; ++d) {
+            rest[i].shape[d] = rest[i].shape[d + 1];
+            rest[i].stride[d] = rest[i].stride[d + 1];
+        }
+        rest[i].ndim -= 2;
+    }
+    return RowLoop<N>(rest);
+}
+
+/** Tiles of at most Rows x Cols, by as many threads as they are worth: the dimension `across` of size `rows` is cut, and the
+ *  last one of size `cols`; each tile is tile(byte offsets of the operands in the other dimensions, row, rows, col, cols). */
+template <int N, class Tile>
+void parallel_tiles(const RowLoop<N> &outer, int64_t rows, int64_t cols, int64_t tile_rows, int64_t tile_cols, const int64_t *sizes, int64_t bytes_per_element, Tile &&tile) {
+    const int64_t strips = (rows + tile_rows - 1) / tile_rows, items = outer.rows * outer.n, total = items * strips;
+    const int64_t worth = items * rows * cols * bytes_per_element / kBytesPerThread;
+    const int threads = static_cast<int>(std::clamp<int64_t>(worth, 1, num_threads()));
+    const int64_t pieces = std::min<int64_t>(total, threads == 1 ? 1 : threads * 4);
+    parallel_for(pieces, threads, [&](int64_t piece, int) {
+        for (int64_t strip = total * piece / pieces; strip < total * (piece + 1) / pieces; ++strip) {
+            const int64_t item = strip / strips, row = strip % strips * tile_rows;
+            outer.walk(item, item + 1, [&](const int64_t *at, int64_t first, int64_t) {
+                int64_t offset[N];
+                for (int i = 0; i < N; ++i) offset[i] = at[i] + first * outer.step[i] * sizes[i];
+                for (int64_t col = 0; col < cols; col += tile_cols) tile(offset, row, std::min(tile_rows, rows - row), col, std::min(tile_cols, cols - col));
+            });
+        }
+    });
+}
+
 } // namespace infini

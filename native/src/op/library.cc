@@ -1,5 +1,6 @@
 /* What the library says about itself. */
 #include "core/status.h"
+#include "cpu/ceilings.h"
 #include "cpu/isa.h"
 #include "cpu/thread_pool.h"
 #include "op/descriptor.h"
@@ -41,6 +42,11 @@ INFINI_EXPORT(infiniopGetCpuIsa, (const char **name), {
     if (name == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: name is NULL", fn);
     *name = kernels().name;
     return INFINI_STATUS_SUCCESS;
+})
+
+INFINI_EXPORT(infiniopMeasureCpuCeiling, (int what, size_t bytes, double *rate), {
+    if (rate == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: rate is NULL", fn);
+    return measure_cpu_ceiling(fn, what, bytes, rate);
 })
 
 } // extern "C"
