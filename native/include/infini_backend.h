@@ -83,7 +83,8 @@ typedef struct InfiniCall {
 /** What a backend can do with operators. */
 typedef struct InfiniOpTable {
     uint32_t struct_size;
-    /** Plans a problem. Writes an opaque plan (not NULL) and the workspace it needs in bytes. The problem may not be kept. */
+    /** Plans a problem. Writes an opaque plan (not NULL) and the workspace it needs in bytes, 0 for rearrange, whose users have
+     *  no way to give one. The problem may not be kept. */
     infiniStatus_t (*create)(const InfiniProblem *problem, void **plan, size_t *workspace_size);
     /** Runs a plan; from any thread, several at once. Never allocates; on devices only queues on call->stream. */
     infiniStatus_t (*run)(const void *plan, const InfiniCall *call);

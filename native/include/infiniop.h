@@ -15,7 +15,7 @@
  *  UNITS AND POINTERS
  *  - Shapes and strides count ELEMENTS; extents and workspace sizes count bytes. Strides are signed.
  *  - Operand pointers name the element with index (0, ..., 0), in memory of the descriptor's device (host memory for the
- *    CPU), aligned to the element type and no more. An operand without elements may be NULL.
+ *    CPU), aligned to the element type (complex ones to their parts) and no more. An operand without elements may be NULL.
  *  - The workspace needs no alignment, belongs to the call while it runs, and may be NULL when the size asked for is 0.
  *
  *  LAYOUTS
@@ -117,8 +117,8 @@ typedef struct InfiniopTensorDescriptor *infiniopTensorDescriptor_t;
  *  shape    ndim sizes in elements; may be NULL when ndim is 0; copied
  *  strides  ndim signed strides in elements, or NULL for row-major; copied
  *  dtype    any INFINI_DTYPE_ but INVALID, else BAD_TENSOR_DTYPE
- *  The product of the non-zero sizes, and the distance in bytes between the first and the last element, must fit in
- *  ptrdiff_t: else BAD_TENSOR_SHAPE and BAD_TENSOR_STRIDES. */
+ *  The product of the non-zero sizes (in bytes when strides is NULL), and the distance in bytes between the first and the
+ *  last element, must fit in ptrdiff_t: else BAD_TENSOR_SHAPE and BAD_TENSOR_STRIDES. */
 INFINI_API infiniStatus_t infiniopCreateTensorDescriptor(infiniopTensorDescriptor_t *desc, size_t ndim, const size_t *shape,
                                                          const ptrdiff_t *strides, infiniDtype_t dtype);
 INFINI_API infiniStatus_t infiniopDestroyTensorDescriptor(infiniopTensorDescriptor_t desc);
@@ -198,14 +198,14 @@ INFINI_API infiniStatus_t infiniopAddRMSNorm(infiniopAddRMSNormDescriptor_t desc
                                              void *stream);
 INFINI_API infiniStatus_t infiniopDestroyAddRMSNormDescriptor(infiniopAddRMSNormDescriptor_t desc);
 
-/* ---- rearrange: dst[i] = src[i] for every index i --------------------------------------------------------------
+/* ---- rearrange: y[i] = x[i] for every index i ------------------------------------------------------------------
  *
- *  Equal shapes of rank 0 to 16, equal types of any kind; bits are moved unchanged. dst must not share a byte with src. */
+ *  Equal shapes of rank 0 to 16, equal types of any kind; bits are moved unchanged. y must not share a byte with x. */
 typedef struct InfiniopDescriptor *infiniopRearrangeDescriptor_t;
 
 INFINI_API infiniStatus_t infiniopCreateRearrangeDescriptor(infiniopHandle_t handle, infiniopRearrangeDescriptor_t *desc,
-                                                            infiniopTensorDescriptor_t dst, infiniopTensorDescriptor_t src);
-INFINI_API infiniStatus_t infiniopRearrange(infiniopRearrangeDescriptor_t desc, void *dst, const void *src, void *stream);
+                                                            infiniopTensorDescriptor_t y, infiniopTensorDescriptor_t x);
+INFINI_API infiniStatus_t infiniopRearrange(infiniopRearrangeDescriptor_t desc, void *y, const void *x, void *stream);
 INFINI_API infiniStatus_t infiniopDestroyRearrangeDescriptor(infiniopRearrangeDescriptor_t desc);
 
 /* ---- graph executor: N prepared calls in one --------------------------------------------------------------------

@@ -64,7 +64,11 @@ void Plan::release() {
 }
 
 infiniStatus_t Plan::create_backend_plan(const InfiniProblem &problem) {
-    return ops_->create(&problem, &backend_plan_, &workspace_size_);
+    const infiniStatus_t status = ops_->create(&problem, &backend_plan_, &workspace_size_);
+    if (status == INFINI_STATUS_SUCCESS && (backend_plan_ == nullptr || (workspace_size_ > 0 && !spec_.takes_workspace)))
+        return fail(INFINI_STATUS_INTERNAL_ERROR, "%s: the backend of device type %d broke its contract: %s", spec_.name, device_type_,
+                    backend_plan_ == nullptr ? "its plan is NULL" : "it asks for a workspace that this operator cannot be given");
+    return status;
 }
 
 infiniStatus_t Plan::check_call(const InfiniCall &call) const {

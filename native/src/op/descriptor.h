@@ -39,6 +39,7 @@ struct OpSpec {
     infiniStatus_t (*check)(const OpSpec &spec, InfiniProblem &problem);
     /** Brings a legal problem without empty outputs to the form infini_backend.h promises. */
     void (*reduce)(InfiniProblem &problem);
+    bool takes_workspace = true;
 };
 
 /** A backend's plan, shared by a descriptor and the graphs that run it. */

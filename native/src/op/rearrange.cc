@@ -1,4 +1,4 @@
-/* rearrange: dst[i] = src[i] for every index, bits unchanged. */
+/* rearrange: y[i] = x[i] for every index, bits unchanged. */
 #include "core/dtype.h"
 #include "op/descriptor.h"
 
@@ -13,17 +13,17 @@ infiniStatus_t check(const OpSpec &spec, InfiniProblem &problem) {
 
 void reduce(InfiniProblem &problem) { reduce_dims(problem.operands, problem.n_operands); }
 
-constexpr OpSpec kRearrange = {"rearrange", INFINI_OP_REARRANGE, 1, 2, {"dst", "src"}, {}, check, reduce};
+constexpr OpSpec kRearrange = {"rearrange", INFINI_OP_REARRANGE, 1, 2, {"y", "x"}, {}, check, reduce, false};
 
 } // namespace
 
 extern "C" {
 
 INFINI_EXPORT(infiniopCreateRearrangeDescriptor,
-                (infiniopHandle_t handle, infiniopRearrangeDescriptor_t *desc, infiniopTensorDescriptor_t dst, infiniopTensorDescriptor_t src),
-                return create_descriptor(fn, kRearrange, handle, desc, {dst, src});)
-INFINI_EXPORT(infiniopRearrange, (infiniopRearrangeDescriptor_t desc, void *dst, const void *src, void *stream),
-                return run_descriptor(fn, kRearrange, desc, nullptr, SIZE_MAX, {dst, src}, stream);)
+                (infiniopHandle_t handle, infiniopRearrangeDescriptor_t *desc, infiniopTensorDescriptor_t y, infiniopTensorDescriptor_t x),
+                return create_descriptor(fn, kRearrange, handle, desc, {y, x});)
+INFINI_EXPORT(infiniopRearrange, (infiniopRearrangeDescriptor_t desc, void *y, const void *x, void *stream),
+                return run_descriptor(fn, kRearrange, desc, nullptr, SIZE_MAX, {y, x}, stream);)
 INFINI_EXPORT(infiniopDestroyRearrangeDescriptor, (infiniopRearrangeDescriptor_t desc), return destroy_descriptor(fn, kRearrange, desc);)
 
 } // extern "C"

@@ -2,6 +2,7 @@
 #include "rt/registry.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <sys/auxv.h>
 
 #include <atomic>
@@ -65,21 +66,43 @@ bool complete(const void *table, size_t begin, size_t end) {
     return true;
 }
 
-/** What is wrong with a backend struct, or nullptr. */
-const char *defect(const InfiniBackend *b) {
+std::string differs(const char *what, size_t got, size_t needed) {
+    return std::string(what) + " is " + std::to_string(got) + ", needed " + std::to_string(needed);
+}
+
+/** What is wrong with a backend struct; "" for nothing. */
+std::string defect(const InfiniBackend *b) {
     if (b == nullptr) return "its entry function returned NULL";
-    if (b->abi != INFINI_BACKEND_ABI) return "it was built for another backend ABI";
-    if (b->struct_size != sizeof(InfiniBackend)) return "the size of its InfiniBackend differs";
-    if (!device_known(b->device_type)) return "it claims no known device type";
+    if (b->abi != INFINI_BACKEND_ABI) return differs("its backend ABI", b->abi, INFINI_BACKEND_ABI);
+    if (b->struct_size != sizeof(InfiniBackend)) return differs("the size of its InfiniBackend", b->struct_size, sizeof(InfiniBackend));
+    if (!device_known(b->device_type)) return "it claims device type " + std::to_string(b->device_type) + ", which is none";
     if (b->name == nullptr || b->version == nullptr || b->probe == nullptr || b->runtime == nullptr || b->ops == nullptr)
         return "its InfiniBackend is incomplete";
-    if (b->runtime->struct_size != sizeof(InfiniRuntimeTable)) return "the size of its InfiniRuntimeTable differs";
-    if (b->ops->struct_size != sizeof(InfiniOpTable)) return "the size of its InfiniOpTable differs";
+    if (b->runtime->struct_size != sizeof(InfiniRuntimeTable))
+        return differs("the size of its InfiniRuntimeTable", b->runtime->struct_size, sizeof(InfiniRuntimeTable));
+    if (b->ops->struct_size != sizeof(InfiniOpTable)) return differs("the size of its InfiniOpTable", b->ops->struct_size, sizeof(InfiniOpTable));
     if (b->runtime->device_count == nullptr ||
         !complete(b->runtime, offsetof(InfiniRuntimeTable, mem_info), offsetof(InfiniRuntimeTable, stream_begin_capture)))
         return "its InfiniRuntimeTable is incomplete";
     if (b->ops->create == nullptr || b->ops->run == nullptr || b->ops->destroy == nullptr) return "its InfiniOpTable is incomplete";
-    return nullptr;
+    return "";
+}
+
+/** Does the file hold every segment its ELF header promises? Opening one that was cut short kills the process. */
+bool is_whole_library(const char *path) {
+    FILE *file = std::fopen(path, "rb");
+    if (file == nullptr) return true; // dlopen says why
+    ElfW(Ehdr) header;
+    bool whole = std::fread(&header, sizeof header, 1, file) == 1 && std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0;
+    std::fseek(file, 0, SEEK_END);
+    const auto size = static_cast<uint64_t>(std::ftell(file));
+    for (unsigned i = 0; whole && i < header.e_phnum; ++i) {
+        ElfW(Phdr) segment;
+        std::fseek(file, static_cast<long>(header.e_phoff + i * sizeof segment), SEEK_SET);
+        whole = std::fread(&segment, sizeof segment, 1, file) == 1 && segment.p_offset <= size && segment.p_filesz <= size - segment.p_offset;
+    }
+    std::fclose(file);
+    return whole;
 }
 
 struct Outcome {
@@ -90,6 +113,7 @@ struct Outcome {
 /** Opens one plugin and puts it into its slot. The registry is locked. */
 Outcome load(const char *path) {
     if (path[0] != '/') return {INFINI_STATUS_BAD_PARAM, std::string(path) + ": the path of a plugin must be absolute"};
+    if (!is_whole_library(path)) return {INFINI_STATUS_BAD_PARAM, std::string(path) + ": it is no shared library, or one that was cut short"};
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
         const char *why = dlerror();
@@ -102,7 +126,15 @@ Outcome load(const char *path) {
     const auto get = reinterpret_cast<InfiniBackendGetFn>(dlsym(library, INFINI_BACKEND_ENTRY));
     if (get == nullptr) return refuse(INFINI_STATUS_BAD_PARAM, "it exports no " INFINI_BACKEND_ENTRY);
     const InfiniBackend *backend = get(&kHost);
-    if (const char *what = defect(backend)) return refuse(INFINI_STATUS_BAD_PARAM, what);
+    const std::string what = defect(backend);
+    if (!what.empty()) {
+        // The slot it meant can be named once the head of the struct is known to be right.
+        const bool named = backend != nullptr && backend->abi == INFINI_BACKEND_ABI && device_known(backend->device_type);
+        const infiniDevice_t device = named ? backend->device_type : INFINI_DEVICE_CPU;
+        const Outcome outcome = refuse(INFINI_STATUS_BAD_PARAM, what);
+        if (named && registry.slots[device].backend.load() == nullptr) registry.slots[device].reason = keep(outcome.reason);
+        return outcome;
+    }
     Slot &slot = registry.slots[backend->device_type];
     if (slot.backend.load() == backend) return {INFINI_STATUS_SUCCESS, ""}; // the same file again
     if (slot.backend.load() != nullptr)
