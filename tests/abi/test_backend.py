@@ -1,0 +1,187 @@
+"""Backend plugins: how they are found and refused, and two devices with memory of their own.
+
+The plugin is native/tests/fake_backend.c, compiled here with and without faults. What is loaded stays for
+the life of a process, so each test is a step of _backend_child.py in a process of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import _child
+import _compiler
+import pytest
+from _library import BAD_PARAM, ROOT, Library
+
+CHILD = "_backend_child.py"
+Plugin = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def plugin(tmp_path_factory: pytest.TempPathFactory, lib: Library) -> Plugin:
+    """plugin("FAKE_ABI=99") -> path of the plugin compiled so; each kind is compiled once."""
+    folder = tmp_path_factory.mktemp("plugins")
+    made: dict[tuple[str, ...], Path] = {}
+
+    def build(*defines: str) -> Path:
+        if defines not in made:
+            target = folder / f"fake{len(made)}.so"
+            made[defines] = _compiler.build_plugin(lib.folder / "include", target, *defines)
+        return made[defines]
+
+    return build
+
+
+# ---- loading -------------------------------------------------------------------------------------
+
+
+def test_load_by_call(plugin: Plugin) -> None:
+    _child.run(CHILD, "loaded", plugin())
+
+
+def test_load_by_environment(plugin: Plugin) -> None:
+    _child.run(CHILD, "found_by_itself", plugin(), INFINIOP_BACKEND_PATH=plugin())
+
+
+def test_the_environment_lists_several(plugin: Plugin, tmp_path: Path) -> None:
+    """What is no plugin is passed over, and so are a relative and an empty entry."""
+    text = tmp_path / "text.so"
+    text.write_text("not a shared object")
+    listed = f"{tmp_path / 'missing.so'}:{text}::fake.so:{plugin('FAKE_ABI=99')}:{plugin()}"
+    _child.run(CHILD, "found_by_itself", plugin(), INFINIOP_BACKEND_PATH=listed)
+
+
+def test_found_beside_the_library(plugin: Plugin, lib: Library, tmp_path: Path) -> None:
+    moved = tmp_path / "lib"
+    shutil.copytree(lib.folder, moved)
+    shutil.copy(plugin(), moved / "libinfini_qy.so")
+    _child.run(CHILD, "found_by_itself", moved / "libinfini_qy.so", INFINIOP_LIBRARY=moved / "libinfiniop.so")
+
+
+def test_one_load_under_threads(plugin: Plugin) -> None:
+    _child.run(CHILD, "one_load_under_threads", plugin(), INFINIOP_BACKEND_PATH=plugin())
+
+
+def test_a_taken_slot(plugin: Plugin) -> None:
+    _child.run(CHILD, "taken", plugin(), plugin("FAKE_WORKSPACE=32"))
+
+
+def test_empty_slots() -> None:
+    _child.run(CHILD, "empty_slots")
+
+
+# name: what the plugin is compiled with, the status of infinirtLoadBackend, words of the reason
+FAULTS: dict[str, tuple[str, int, tuple[str, ...]]] = {
+    "abi-of-tomorrow": ("FAKE_ABI=99", BAD_PARAM, ("abi", "99")),
+    "abi-0": ("FAKE_ABI=0", BAD_PARAM, ("abi", "0")),
+    "backend-size": ("FAKE_STRUCT_SIZE=8", BAD_PARAM, ("size", "8")),
+    "runtime-table-size": ("FAKE_RUNTIME_SIZE=16", BAD_PARAM, ("size", "16")),
+    "op-table-size": ("FAKE_OPS_SIZE=4", BAD_PARAM, ("size", "4")),
+    "runtime-table-incomplete": ("FAKE_MEM_INFO=NULL", BAD_PARAM, ("InfiniRuntimeTable", "incomplete")),
+    "op-table-incomplete": ("FAKE_OP_RUN=NULL", BAD_PARAM, ("InfiniOpTable", "incomplete")),
+    "entry-says-no": ("FAKE_ENTRY_NULL=1", BAD_PARAM, ("NULL",)),
+    "claims-the-cpu": ("FAKE_SLOT=0", BAD_PARAM, ("cpu",)),
+    "claims-no-device-type": ("FAKE_SLOT=10", BAD_PARAM, ("10",)),
+    "claims-a-negative-type": ("FAKE_SLOT=-1", BAD_PARAM, ("-1",)),
+    "probe-7": ("FAKE_PROBE=7", 7, ("no device answers",)),
+    "probe-8": ("FAKE_PROBE=8", 8, ("no device answers",)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_plugin_is_refused(plugin: Plugin, fault: str) -> None:
+    define, status, words = FAULTS[fault]
+    _child.run(CHILD, "refused", plugin(define), status, *words)
+
+
+@pytest.mark.parametrize("fault", ["runtime-table-size", "probe-7"])
+def test_the_slot_keeps_the_reason(plugin: Plugin, fault: str) -> None:
+    """Given by call or by environment, and told again when the device is asked for."""
+    define, _, words = FAULTS[fault]
+    _child.run(CHILD, "reason_is_kept", plugin(define), *words)
+    _child.run(CHILD, "not_found", str(plugin(define)), INFINIOP_BACKEND_PATH=plugin(define))
+
+
+def test_a_good_plugin_after_a_bad_one(plugin: Plugin) -> None:
+    _child.run(CHILD, "after_a_bad_one", plugin("FAKE_ABI=99"), plugin())
+    _child.run(CHILD, "after_a_bad_one", plugin("FAKE_PROBE=7"), plugin())
+
+
+def not_plugins(lib: Library, folder: Path) -> dict[str, Path]:
+    """Name -> path of something that is no plugin."""
+    text, cut, empty = folder / "text.so", folder / "cut.so", folder / "empty.so"
+    text.write_text("not a shared object")
+    cut.write_bytes((lib.folder / "libinfinirt.so").read_bytes()[:1000])
+    empty.touch()
+    return {
+        "missing": folder / "missing.so",
+        "directory": folder,
+        "text": text,
+        "cut-short": cut,
+        "empty": empty,
+        "another-library": lib.folder / "libinfiniop.so",
+    }
+
+
+NOT_PLUGINS = ("missing", "directory", "text", "cut-short", "empty", "another-library")
+
+
+@pytest.mark.parametrize("name", NOT_PLUGINS)
+def test_what_is_no_plugin_is_refused(lib: Library, tmp_path: Path, name: str) -> None:
+    path = not_plugins(lib, tmp_path)[name]
+    _child.run(CHILD, "refused", path, BAD_PARAM, path)
+    _child.run(CHILD, "not_found", path, INFINIOP_BACKEND_PATH=path)
+
+
+@pytest.mark.parametrize("path", ["fake.so", "./fake.so", "../fake.so", "", "~/fake.so"])
+def test_a_path_must_be_absolute(path: str) -> None:
+    _child.run(CHILD, "refused", path, BAD_PARAM, "absolute")
+
+
+def test_a_plugin_whose_devices_cannot_be_counted(plugin: Plugin) -> None:
+    """No devices, which is no error; the CPU works on."""
+    _child.run(CHILD, "no_devices", plugin("FAKE_COUNT=7"))
+
+
+# ---- devices, memory, operators ------------------------------------------------------------------
+
+STEPS = (
+    "devices",
+    "memory",
+    "streams_and_events",
+    "operators",
+    "other_device_current",
+    "wrong_memory",
+    "workspace",
+    "zero_sizes",
+    "graphs",
+    "overlap",
+    "misaligned",
+    "threads",
+)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_two_devices(plugin: Plugin, step: str) -> None:
+    _child.run(CHILD, step, plugin())
+
+
+FAILING = {
+    "device_does_not_start": "FAKE_SET_DEVICE=7",
+    "refuses_create": "FAKE_CREATE=INFINI_STATUS_NOT_IMPLEMENTED",
+    "fails_at_run": "FAKE_RUN=INFINI_STATUS_INTERNAL_ERROR",
+}
+
+
+@pytest.mark.parametrize("step", FAILING)
+def test_a_backend_that_fails(plugin: Plugin, step: str) -> None:
+    _child.run(CHILD, step, plugin(FAILING[step]))
+
+
+def test_the_plugin_links_against_nothing_of_this_project(plugin: Plugin) -> None:
+    """It resolves what it needs at run time, so it can be built before and apart from the libraries."""
+    source = (ROOT / "native" / "tests" / "fake_backend.c").read_text(encoding="utf-8")
+    assert "dlsym" in source
+    assert b"libinfinirt.so" not in plugin().read_bytes()
