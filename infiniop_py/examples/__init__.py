@@ -1,0 +1,1 @@
+"""Programs that use the package: ``python -m infiniop_py.examples.digits``."""
