@@ -1,0 +1,136 @@
+"""Five operators on strided arrays: gemm, add, mul, add_rms_norm and rearrange.
+
+They take NumPy arrays and :class:`Tensor` and answer in kind; what is wrong with a call is said before
+anything is written. See the functions for shapes, dtypes and aliasing, and ``errors`` for the exceptions.
+
+>>> import numpy as np
+>>> import infiniop_py as ip
+>>> ip.gemm(np.ones((2, 3), "f4"), np.ones((3, 2), "f4"))
+array([[3., 3.],
+       [3., 3.]], dtype=float32)
+"""
+
+from __future__ import annotations
+
+from . import errors
+from ._native import version as __version__
+from .cache import CacheInfo, LRUCache, OpCache
+from .cpu import cpu_isa, get_num_threads, num_threads, set_num_threads
+from .device import (
+    Device,
+    DeviceType,
+    Event,
+    Stream,
+    device_count,
+    get_device,
+    get_stream,
+    set_device,
+    synchronize,
+)
+from .dispatcher import OpDispatcher, OpImpl
+from .dtypes import DType
+from .errors import (
+    DeviceError,
+    DTypeError,
+    GraphError,
+    InfiniopError,
+    InternalError,
+    LibraryError,
+    NullPointerError,
+    OperandError,
+    OutOfMemoryError,
+    ParamError,
+    ShapeError,
+    Status,
+    StrideError,
+    TensorIndexError,
+    UnsupportedError,
+    WorkspaceError,
+)
+from .graph import Graph, GraphOperator, is_graph_recording, start_graph_recording, stop_graph_recording
+from .ops import (
+    Add,
+    AddRMSNorm,
+    Gemm,
+    Mul,
+    Rearrange,
+    add,
+    add_,
+    add_rms_norm,
+    add_rms_norm_,
+    gemm,
+    gemm_,
+    mul,
+    mul_,
+    rearrange,
+    rearrange_,
+)
+from .tensor import Tensor, arange, empty, from_blob, from_numpy, ones, randn, zeros
+
+__all__ = [
+    "Add",
+    "AddRMSNorm",
+    "CacheInfo",
+    "DType",
+    "DTypeError",
+    "Device",
+    "DeviceError",
+    "DeviceType",
+    "Event",
+    "Gemm",
+    "Graph",
+    "GraphError",
+    "GraphOperator",
+    "InfiniopError",
+    "InternalError",
+    "LRUCache",
+    "LibraryError",
+    "Mul",
+    "NullPointerError",
+    "OpCache",
+    "OpDispatcher",
+    "OpImpl",
+    "OperandError",
+    "OutOfMemoryError",
+    "ParamError",
+    "Rearrange",
+    "ShapeError",
+    "Status",
+    "Stream",
+    "StrideError",
+    "Tensor",
+    "TensorIndexError",
+    "UnsupportedError",
+    "WorkspaceError",
+    "__version__",
+    "add",
+    "add_",
+    "add_rms_norm",
+    "add_rms_norm_",
+    "arange",
+    "cpu_isa",
+    "device_count",
+    "empty",
+    "errors",
+    "from_blob",
+    "from_numpy",
+    "gemm",
+    "gemm_",
+    "get_device",
+    "get_num_threads",
+    "get_stream",
+    "is_graph_recording",
+    "mul",
+    "mul_",
+    "num_threads",
+    "ones",
+    "randn",
+    "rearrange",
+    "rearrange_",
+    "set_device",
+    "set_num_threads",
+    "start_graph_recording",
+    "stop_graph_recording",
+    "synchronize",
+    "zeros",
+]

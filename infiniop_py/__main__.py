@@ -1,0 +1,31 @@
+"""``python -m infiniop_py COMMAND``."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+#: command -> (module whose main(argv) runs it, what it does). A module is imported only when it is asked for.
+COMMANDS = {
+    "info": ("infiniop_py._info", "versions, library paths, CPU, threads, and what is in each device slot"),
+    "demo": ("infiniop_py._demo", "one decoder layer's residual and MLP path, checked and timed"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments and arguments[0] in COMMANDS:
+        return int(import_module(COMMANDS[arguments[0]][0]).main(arguments[1:]))
+    wants_help = arguments[:1] in (["-h"], ["--help"])
+    out = sys.stdout if wants_help else sys.stderr
+    if arguments and not wants_help:
+        print(f"unknown command {arguments[0]!r}", file=out)
+    print("usage: python -m infiniop_py COMMAND [--help]\n", file=out)
+    for name, (_, summary) in COMMANDS.items():
+        print(f"  {name:6} {summary}", file=out)
+    return 0 if wants_help else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

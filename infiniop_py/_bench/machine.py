@@ -1,0 +1,92 @@
+"""What this machine is: CPU, caches, memory, and the compiler the library was built with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+from .._native import library_path, version
+from ..cpu import cpu_isa
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+DEFAULT_LAST_LEVEL_CACHE = 2**25  # where the system does not tell
+DEFAULT_MEMORY = 2**32
+
+
+def _first(pattern: str, path: str) -> str:
+    """The first group of the first match in a file; "" where there is none."""
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    match = re.search(pattern, text, flags=re.MULTILINE)
+    return match[1].strip() if match else ""
+
+
+def cpu_model() -> str:
+    """The CPU's name."""
+    return _first(r"^model name\s*:\s*(.+)$", "/proc/cpuinfo") or platform.processor() or platform.machine()
+
+
+def compiler() -> str:
+    """The compiler that built the library, which leaves its name there; "unknown" if it was removed."""
+    match = re.search(
+        rb"GCC: \([^)\0]*\) [0-9.]+|(?:[A-Z][A-Za-z]+ )?clang version [0-9.]+", library_path.read_bytes()
+    )
+    return match[0].decode("ascii") if match else "unknown"
+
+
+def caches() -> Iterator[tuple[int, int]]:
+    """(level, bytes) of the data caches that the first CPU sees."""
+    for index in sorted(_CACHES.glob("index*")):
+        level = _first(r"^(\d+)$", f"{index}/level")
+        size = re.fullmatch(r"(\d+)([KMG]?)", _first(r"^(\w+)$", f"{index}/size"))
+        if level and size and _first(r"^(\w+)$", f"{index}/type") != "Instruction":
+            yield int(level), int(size[1]) * _UNITS[size[2]]
+
+
+def last_level_cache() -> int:
+    """Bytes of the largest cache."""
+    return max((size for _, size in caches()), default=DEFAULT_LAST_LEVEL_CACHE)
+
+
+def available_memory() -> int:
+    """Bytes this process may still allocate without making the system swap."""
+    kilobytes = _first(r"^MemAvailable:\s*(\d+) kB", "/proc/meminfo")
+    return int(kilobytes) * 1024 if kilobytes else DEFAULT_MEMORY
+
+
+def facts() -> dict[str, str]:
+    """What a table of measurements must say about where they come from."""
+    try:
+        cpus = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        cpus = os.cpu_count() or 1
+    return {
+        "cpu": cpu_model(),
+        "cpus": str(cpus),
+        "caches": ", ".join(f"L{level} {size_text(size)}" for level, size in caches()) or "unknown",
+        "isa": cpu_isa(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "compiler": compiler(),
+        "infiniop_py": version,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "date": datetime.now().astimezone().date().isoformat(),
+    }
+
+
+def size_text(n: float) -> str:
+    """Bytes with a binary unit."""
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:.3g} {unit}"
+        n /= 1024
+    return f"{n:.3g} GiB"

@@ -1,0 +1,179 @@
+"""Arithmetic on layouts: element type, shape and strides, without any memory.
+
+Strides are kept in bytes here, as NumPy gives them, so that reading an array costs no division.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from math import prod
+from operator import index
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .dtypes import DType
+from .errors import DTypeError, OperandError, ShapeError, StrideError
+
+Shape: TypeAlias = tuple[int, ...]
+#: element type, shape, strides in bytes. Equal layouts compare equal, whatever kind of array they describe.
+Layout: TypeAlias = tuple[DType, Shape, tuple[int, ...]]
+
+MAX_BYTES = 2**63 - 1
+_MAX_OVERLAP_WORK = 1_000_000
+
+
+@lru_cache(maxsize=4096)
+def row_major(shape: Shape, itemsize: int) -> tuple[int, ...]:
+    """The strides in bytes of a row-major array."""
+    strides = []
+    step = itemsize
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def is_row_major(layout: Layout) -> bool:
+    """Do the elements lie one after the other in row-major order? Strides of unit dimensions do not
+    matter.
+    """
+    dtype, shape, strides = layout
+    step = dtype.itemsize
+    if 0 in shape:
+        return True
+    for size, stride in zip(reversed(shape), reversed(strides)):
+        if size != 1:
+            if stride != step:
+                return False
+            step *= size
+    return True
+
+
+def extent(layout: Layout) -> tuple[int, int]:
+    """First byte and end of the bytes used, relative to the element with index (0, ..., 0)."""
+    dtype, shape, strides = layout
+    if 0 in shape:
+        return 0, 0
+    low, high = 0, dtype.itemsize
+    for size, stride in zip(shape, strides):
+        reach = (size - 1) * stride
+        if reach < 0:
+            low += reach
+        else:
+            high += reach
+    return low, high
+
+
+def element_strides(op: str, name: str, layout: Layout) -> tuple[int, ...]:
+    """Strides in elements; those of dimensions that take no step are normalised."""
+    dtype, shape, strides = layout
+    if 0 in shape:
+        return row_major(shape, 1)
+    out = []
+    for size, stride in zip(shape, strides):
+        if size == 1:
+            out.append(0)
+            continue
+        if stride % dtype.itemsize:
+            raise StrideError(
+                f"{op}: {name} with shape {shape} has strides of {strides} bytes, which are not multiples "
+                "of its "
+                f"element size {dtype.itemsize} ({dtype.name}); copy it to an array of its own"
+            )
+        out.append(stride // dtype.itemsize)
+    return tuple(out)
+
+
+def as_shape(op: str, shape: int | Iterable[int]) -> Shape:
+    """Check sizes given by a caller."""
+    try:
+        sizes = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
+    except TypeError:
+        raise OperandError(f"{op}: shape is {shape!r}, needs ints") from None
+    if any(size < 0 for size in sizes):
+        raise ShapeError(f"{op}: shape is {sizes}, sizes must not be negative")
+    return sizes
+
+
+def broadcast(op: str, names: Sequence[str], shapes: Sequence[Shape]) -> Shape:
+    """The common shape of operands under NumPy's broadcasting rules."""
+    first = shapes[0]
+    if all(shape == first for shape in shapes):
+        return first
+    rank = max(map(len, shapes))
+    sizes = []
+    for column in zip(*((1,) * (rank - len(shape)) + shape for shape in shapes)):
+        wanted = {size for size in column if size != 1}
+        if len(wanted) > 1:
+            raise ShapeError(
+                f"{op}: shapes do not broadcast: {listed(names, shapes)}; sizes must be equal or 1, from "
+                "the last "
+                "dimension on"
+            )
+        sizes.append(wanted.pop() if wanted else 1)
+    return tuple(sizes)
+
+
+def broadcast_to(layout: Layout, shape: Shape) -> Layout:
+    """The layout seen with a shape it broadcasts to: stride 0 where it repeats."""
+    dtype, own, strides = layout
+    if own == shape:
+        return layout
+    lead = len(shape) - len(own)
+    steps = tuple(
+        0 if size == 1 and wanted != 1 else stride for size, wanted, stride in zip(own, shape[lead:], strides)
+    )
+    return dtype, shape, (0,) * lead + steps
+
+
+def listed(names: Sequence[str], values: Sequence[Any]) -> str:
+    """``a is (2, 3), b is (4, 5)``."""
+    return ", ".join(f"{name} is {value}" for name, value in zip(names, values))
+
+
+def need_one_dtype(op: str, names: Sequence[str], layouts: Sequence[Layout]) -> None:
+    """Refuse operands of different element types."""
+    first = layouts[0][0]
+    for layout in layouts:
+        if layout[0] is not first:
+            raise DTypeError(
+                f"{op}: dtypes differ: {listed(names, [layout[0].name for layout in layouts])}; all must "
+                "be the same "
+                "(nothing is promoted)"
+            )
+
+
+def overlap(layout_x: Layout, address_x: int, layout_y: Layout, address_y: int) -> bool:
+    """Do two operands share a byte? Exact; a search that is too hard counts as yes."""
+    if 0 in layout_x[1] or 0 in layout_y[1]:
+        return False
+    x, y = (_bytes_at(layout, address) for layout, address in ((layout_x, address_x), (layout_y, address_y)))
+    try:
+        return bool(np.shares_memory(x, y, max_work=_MAX_OVERLAP_WORK))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+class _At:
+    """Lets NumPy see addresses whose contents it must not touch."""
+
+    def __init__(self, layout: Layout, address: int) -> None:
+        dtype, shape, strides = layout
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{dtype.itemsize}",
+            "shape": shape,
+            "strides": strides,
+            "data": (address, True),
+        }
+
+
+def _bytes_at(layout: Layout, address: int) -> Any:
+    return np.asarray(_At(layout, address))
+
+
+def count(shape: Shape) -> int:
+    """Number of elements."""
+    return prod(shape)

@@ -1,0 +1,213 @@
+"""Find and open the native libraries; the only module that knows cffi.
+
+The libraries are looked for in this order, and the first that passes its checks is used:
+
+1. ``INFINIOP_LIBRARY``: an absolute path of ``libinfiniop.so`` or of its folder. When set, nothing else is
+   tried. It is ignored where Python ignores its own environment variables (``-E``, ``-I``) and in setuid
+   processes.
+2. ``_lib`` in every folder of ``infiniop_py.__path__``. An editable install has two, the source tree's and
+   its own; the one built last comes first, whether it was by build_native.sh or by pip.
+3. ``_lib`` of the installed distribution, for a Python that runs in the root of a clone without an own build.
+4. the dynamic linker's search path.
+
+Beside the library lies ``_infiniop_cffi.py``, generated from the headers of the same build.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import errors
+
+ABI_VERSION = 1
+_BINDING = "_infiniop_cffi"
+_SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
+_LIBRARY = f"libinfiniop{_SUFFIX}"
+_RUNTIME = f"libinfinirt{_SUFFIX}"
+_VARIABLE = "INFINIOP_LIBRARY"
+_REMEDY = (
+    "Build it with './build_native.sh' in the root of the clone, or install the package with 'pip install .' "
+    f"(a C++ compiler is needed), or set {_VARIABLE} to the absolute path of a folder that holds {_LIBRARY}."
+)
+
+
+class _Rejected(Exception):
+    """Why one place does not serve."""
+
+
+class _Opened(NamedTuple):
+    folder: Path
+    ffi: Any
+    lib: Any
+    version: str
+
+
+def _environment_is_trusted() -> bool:
+    if sys.flags.ignore_environment:
+        return False
+    return not hasattr(os, "geteuid") or (os.getuid() == os.geteuid() and os.getgid() == os.getegid())
+
+
+def _named_folder(value: str) -> Path:
+    path = Path(value)
+    if not path.is_absolute():
+        raise _Rejected(f"{_VARIABLE} is not an absolute path")
+    if path.is_dir():
+        return path
+    if path.name != _LIBRARY:
+        raise _Rejected(f"{_VARIABLE} names neither a folder nor a file called {_LIBRARY}")
+    return path.parent
+
+
+def _system_folder() -> Path:
+    """Where the dynamic linker finds the library. Never the current directory."""
+    import ctypes  # a last resort, not worth its import time before
+
+    entries = os.environ.get("LD_LIBRARY_PATH", "")
+    if entries and not all(os.path.isabs(entry) for entry in entries.split(":")):
+        raise _Rejected("not tried: LD_LIBRARY_PATH has an entry that is not absolute")
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError as error:
+        raise _Rejected(str(error)) from None
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        maps = ""
+    for line in maps.splitlines():
+        if line.endswith("/" + _LIBRARY):
+            return Path("/" + line.split(" /", 1)[1]).parent
+    raise _Rejected("the dynamic linker opened it, but its folder cannot be found out")
+
+
+def _built(folder: Path) -> float:
+    try:
+        return (folder / _LIBRARY).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _places() -> Iterator[tuple[str, Any]]:
+    """Yield (what to call the place in a message, a function that returns its folder)."""
+    value = os.environ.get(_VARIABLE, "")
+    if value and _environment_is_trusted():
+        yield f"{_VARIABLE}={value}", lambda: _named_folder(value)
+        return
+    own = [Path(os.path.abspath(entry), "_lib") for entry in sys.modules[__package__].__path__]
+    for folder in sorted(own, key=_built, reverse=True):
+        yield str(folder), lambda folder=folder: folder
+    from importlib import metadata  # slow to import and needed only where the package's own _lib is empty
+
+    try:
+        located = metadata.distribution("infiniop_py").locate_file("infiniop_py/_lib")
+    except metadata.PackageNotFoundError:
+        pass
+    else:
+        folder = Path(os.path.abspath(str(located)))
+        if folder not in own:
+            yield f"{folder} (the installed distribution)", lambda: folder
+    yield f"{_LIBRARY} (the dynamic linker's search path)", _system_folder
+
+
+def _load_binding(folder: Path) -> Any:
+    path = folder / f"{_BINDING}.py"
+    if not path.is_file():
+        raise _Rejected(f"{path.name}, the binding of this build, is missing beside the library")
+    spec = importlib.util.spec_from_loader(
+        f"{__package__}._lib.{_BINDING}", importlib.machinery.SourceFileLoader(_BINDING, str(path))
+    )
+    assert spec is not None and spec.loader is not None
+    spec.loader.name = spec.name  # type: ignore[attr-defined]
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _Rejected(f"{path.name} cannot be imported: {error}") from None
+    return module.ffi
+
+
+def _open(folder: Path) -> _Opened:
+    path = folder / _LIBRARY
+    if not path.is_file():
+        raise _Rejected("no such file")
+    ffi = _load_binding(folder)
+    try:
+        # NODELETE: threads of the library may outlive the module that opened it.
+        lib = ffi.dlopen(str(path), ffi.RTLD_NOW | ffi.RTLD_LOCAL | getattr(ffi, "RTLD_NODELETE", 0))
+    except OSError as error:
+        raise _Rejected(str(error)) from None
+    abi = ffi.new("int *")
+    version = ffi.new("const char **")
+    try:
+        lib.infiniopGetVersion(abi, version)
+    except AttributeError:
+        raise _Rejected("it has no infiniopGetVersion: it is another library, or far too old") from None
+    text = ffi.string(version[0]).decode("ascii", "replace")
+    for what, number in (("library", abi[0]), ("binding", lib.INFINIOP_ABI_VERSION)):
+        if number != ABI_VERSION:
+            raise _Rejected(
+                f"the {what} (version {text}) has interface number {number}, but this package needs "
+                f"{ABI_VERSION}: "
+                "they are of different versions"
+            )
+    return _Opened(folder, ffi, lib, text)
+
+
+def _find() -> _Opened:
+    tried: list[str] = []
+    for name, folder in _places():
+        try:
+            return _open(folder())
+        except _Rejected as reason:
+            tried.append(f"  {name}: {reason}")
+    raise errors.LibraryError(
+        "infiniop_py cannot find its native library. Tried:\n" + "\n".join(tried) + "\n" + _REMEDY
+    )
+
+
+folder, ffi, lib, version = _find()
+library_path = folder / _LIBRARY
+runtime_path = folder / _RUNTIME
+
+NULL = ffi.NULL
+cast = ffi.cast
+from_buffer = ffi.from_buffer
+VOID_POINTER = ffi.typeof("void *")
+BYTE_POINTER = ffi.typeof("char *")
+ADDRESS = ffi.typeof("uintptr_t")
+
+# Bound early, because objects are released when this module may already be half gone.
+_last_message = lib.infiniopGetLastErrorMessage
+_string = ffi.string
+
+
+def last_message() -> str:
+    """This thread's sentence about the last native call that failed."""
+    return _string(_last_message()).decode("utf-8", "replace")
+
+
+def error(status: int) -> errors.InfiniopError:
+    """Return the exception for a status that is not SUCCESS, with the library's sentence."""
+    return errors.from_status(status, last_message())
+
+
+def check(status: int) -> None:
+    """Raise the exception for `status` unless it is SUCCESS."""
+    if status:
+        raise errors.from_status(status, last_message())
+
+
+def address(pointer: Any) -> int:
+    """The number of a pointer."""
+    return int(cast(ADDRESS, pointer))
+
+
+def pointer(number: int) -> Any:
+    """The pointer of a number."""
+    return cast(VOID_POINTER, number)

@@ -1,0 +1,423 @@
+"""Devices, streams and events; what each thread has of them.
+
+The device an operator runs on comes from its tensors. The current device of a thread only says where
+tensors, streams and events are made when no device is named. It is kept by the native runtime, not here, so
+that C code in the same thread and this module never disagree.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from enum import IntEnum
+from types import TracebackType
+from typing import Any, NoReturn, TypeAlias
+
+from . import errors
+from ._native import NULL, check, error, ffi, lib
+
+__all__ = [
+    "CPU",
+    "Device",
+    "DeviceType",
+    "Event",
+    "Stream",
+    "as_device",
+    "device_count",
+    "get_device",
+    "get_stream",
+    "set_device",
+    "synchronize",
+]
+
+
+class DeviceType(IntEnum):
+    """A family of devices. A family without a backend on this machine has 0 devices."""
+
+    CPU = 0
+    NVIDIA = 1
+    CAMBRICON = 2
+    ASCEND = 3
+    METAX = 4
+    MOORE = 5
+    ILUVATAR = 6
+    KUNLUN = 7
+    HYGON = 8
+    QY = 9
+
+
+_TYPE_NAMES = {member.name.lower(): member for member in DeviceType} | {
+    "cuda": DeviceType.NVIDIA,
+    "mlu": DeviceType.CAMBRICON,
+    "npu": DeviceType.ASCEND,
+    "musa": DeviceType.MOORE,
+}
+
+
+def as_device_type(spec: DeviceType | int | str) -> DeviceType:
+    """Return the DeviceType for a member, its number or its name in any case."""
+    try:
+        return _TYPE_NAMES[spec.lower()] if isinstance(spec, str) else DeviceType(spec)
+    except (KeyError, ValueError):
+        raise errors.DeviceError(
+            f"device type is {spec!r}; known are {', '.join(_TYPE_NAMES)}",
+            status=errors.Status.DEVICE_TYPE_NOT_SUPPORTED,
+        ) from None
+
+
+class Device:
+    """One device: ``type`` and ``index``. Naming a device does not need it to exist; using it does.
+
+    Devices exist once each, so they may be compared with ``is``. "cuda" is another name of NVIDIA, and no
+    index means 0.
+
+    >>> Device("cpu"), Device("cuda:1"), Device(DeviceType.QY, 1)
+    (Device('CPU:0'), Device('NVIDIA:1'), Device('QY:1'))
+    """
+
+    __slots__ = ("__weakref__", "index", "type")
+
+    type: DeviceType
+    index: int
+
+    def __new__(cls, spec: DeviceLike, index: int | None = None) -> Device:
+        if isinstance(spec, tuple) and index is None and len(spec) == 2:
+            spec, index = spec
+        text = str(spec) if isinstance(spec, (str, Device)) else ""
+        if index is not None and ":" in text:
+            raise errors.ParamError(f"Device: index is {index}, but {text} already has one")
+        if isinstance(spec, Device):
+            return spec
+        if isinstance(spec, str):
+            spec, colon, digits = spec.partition(":")
+            if colon and not digits.isdecimal():
+                raise errors.ParamError(f"device is {text!r}; needs a form such as 'cpu' or 'nvidia:0'")
+            index = int(digits) if colon else index
+        if not isinstance(spec, (DeviceType, int, str)) or isinstance(spec, bool):
+            raise errors.OperandError(
+                f"device is {spec!r} ({type(spec).__name__}); needs a name, DeviceType or Device"
+            )
+        index = 0 if index is None else index
+        if not isinstance(index, int) or isinstance(index, bool):
+            raise errors.OperandError(f"device index is {index!r}; needs an int")
+        if not 0 <= index < 2**31:
+            raise errors.DeviceError(f"device index is {index}", status=errors.Status.DEVICE_NOT_FOUND)
+        key = (as_device_type(spec), index)
+        known = _DEVICES.get(key)
+        if known is not None:
+            return known
+        self = super().__new__(cls)
+        self.type, self.index = key
+        return _DEVICES.setdefault(key, self)
+
+    def __str__(self) -> str:
+        return f"{self.type.name}:{self.index}"
+
+    def __repr__(self) -> str:
+        return f"Device({str(self)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Device, (str(self),)
+
+
+DeviceLike: TypeAlias = "Device | DeviceType | str | int | tuple[DeviceType | str, int]"
+
+_DEVICES: dict[tuple[DeviceType, int], Device] = {}
+CPU = Device(DeviceType.CPU, 0)
+
+
+def as_device(spec: DeviceLike | None) -> Device:
+    """Return a Device; None means this thread's current one."""
+    if spec is None:
+        return get_device()
+    return spec if type(spec) is Device else Device(spec)
+
+
+class _Thread(threading.local):
+    """What one thread has. Its members die with the thread, and release what they own then."""
+
+    def __init__(self) -> None:
+        self.recording: Any = None  # the Graph that operators are recorded to
+        self.handles: dict[Device, _Handle] = {}
+        self.streams: dict[Device, Stream] = {}
+        self.stream_stack: list[tuple[Device, Stream | None]] = []
+
+
+thread = _Thread()
+
+
+_new = ffi.new
+_TWO_INTS = ffi.typeof("int[2]")
+
+
+def get_device() -> Device:
+    """Return this thread's current device; CPU:0 at first."""
+    ints = _new(_TWO_INTS)  # not kept per thread: this runs while a thread's members are being released, too
+    check(lib.infinirtGetDevice(ints, ints + 1))
+    return _DEVICES.get((ints[0], ints[1])) or Device(DeviceType(ints[0]), ints[1])
+
+
+def set_device(device: DeviceLike, index: int | None = None) -> None:
+    """Make a device this thread's current one. DeviceError if it is not there; the current device then stays.
+
+    >>> set_device("cpu")
+    >>> get_device()
+    Device('CPU:0')
+    """
+    device = Device(device, index)
+    check(lib.infinirtSetDevice(device.type, device.index))
+
+
+def device_count(type: DeviceType | int | str = DeviceType.CPU) -> int:
+    """Return how many devices of a family this machine can use: 0 without backend, driver or device.
+
+    >>> device_count("cpu")
+    1
+    """
+    count = ffi.new("int *")
+    check(lib.infinirtGetDeviceCount(as_device_type(type), count))
+    return int(count[0])
+
+
+class device_scope:
+    """Makes a device current for a ``with`` block and restores the caller's device after it."""
+
+    __slots__ = ("_device", "_previous")
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        previous = get_device()
+        self._previous = None if previous is self._device else previous
+        if self._previous is not None:
+            check(lib.infinirtSetDevice(self._device.type, self._device.index))
+
+    def __exit__(self, *_: object) -> None:
+        if self._previous is not None:
+            check(lib.infinirtSetDevice(self._previous.type, self._previous.index))
+
+
+def call_on(device: Device, function: Callable[..., int], *arguments: Any) -> int:
+    """Call a native function with a device current, restore the caller's device, and return the status."""
+    if get_device() is device:
+        return function(*arguments)
+    with device_scope(device):
+        return function(*arguments)
+
+
+def release(
+    device: Device,
+    function: Callable[[Any], int],
+    pointer: Any,
+    *,
+    _is_finalizing: Callable[[], bool] = sys.is_finalizing,
+) -> None:
+    """Give a native object back on its device. For ``__del__``: raises nothing, and does nothing at
+    interpreter exit.
+
+    Python promises no order of destruction at exit, and the process's memory is about to go anyway.
+    """
+    if _is_finalizing():
+        return
+    with suppress(errors.InfiniopError):  # the device itself may be gone, and what was on it with it
+        call_on(device, function, pointer)
+
+
+def refuse_pickle(self: object) -> NoReturn:
+    """For ``__reduce__`` of objects that mean something in this process only."""
+    raise errors.OperandError(
+        f"a {type(self).__name__} cannot be pickled or copied: it belongs to this process; make it anew "
+        "where it is needed"
+    )
+
+
+class _Handle:
+    """A native handle: the device to create operators on."""
+
+    __slots__ = ("device", "pointer")
+
+    def __init__(self, device: Device) -> None:
+        self.pointer = None
+        self.device = device
+        out = ffi.new("infiniopHandle_t *")
+        with device_scope(device):
+            check(lib.infiniopCreateHandle(out))
+        self.pointer = out[0]
+
+    def __del__(self, _release: Any = release, _destroy: Any = lib.infiniopDestroyHandle) -> None:
+        if self.pointer is not None:
+            _release(self.device, _destroy, self.pointer)
+
+
+def handle(device: Device) -> Any:
+    """This thread's native handle of a device."""
+    try:
+        return thread.handles[device].pointer
+    except KeyError:
+        made = thread.handles[device] = _Handle(device)
+        return made.pointer
+
+
+class Stream:
+    """A queue of work on one device; on the CPU an object without a queue, because every call there is
+    synchronous.
+
+    ``with stream:`` makes it the stream this thread's operators on that device run on.
+
+    >>> with Stream("cpu") as stream:
+    ...     assert get_stream("cpu") is stream
+    """
+
+    __slots__ = ("__weakref__", "_owned", "device", "pointer")
+
+    device: Device
+    pointer: Any
+
+    def __init__(self, device: DeviceLike | None = None) -> None:
+        self._owned = False
+        self.device = as_device(device)
+        out = ffi.new("infinirtStream_t *")
+        with device_scope(self.device):
+            check(lib.infinirtStreamCreate(out))
+        self.pointer = out[0]
+        self._owned = True
+
+    @classmethod
+    def _default(cls, device: Device) -> Stream:
+        self = object.__new__(cls)
+        self.device, self.pointer, self._owned = device, NULL, False
+        return self
+
+    def synchronize(self) -> None:
+        """Wait until the work queued so far is done."""
+        with device_scope(self.device):
+            check(lib.infinirtStreamSynchronize(self.pointer))
+
+    def wait_event(self, event: Event) -> None:
+        """Let work queued from now on wait for the last recording of `event`."""
+        with device_scope(self.device):
+            check(lib.infinirtStreamWaitEvent(self.pointer, event.pointer))
+
+    def __enter__(self) -> Stream:
+        thread.stream_stack.append((self.device, thread.streams.get(self.device)))
+        thread.streams[self.device] = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        device, outer = thread.stream_stack.pop()
+        if outer is None:
+            thread.streams.pop(device, None)
+        else:
+            thread.streams[device] = outer
+
+    def __repr__(self) -> str:
+        return f"<Stream of {self.device}{'' if self._owned else ', the default one'}>"
+
+    __reduce__ = refuse_pickle
+
+    def __del__(self, _release: Any = release, _destroy: Any = lib.infinirtStreamDestroy) -> None:
+        if self._owned:
+            _release(self.device, _destroy, self.pointer)
+
+
+def get_stream(device: DeviceLike | None = None) -> Stream:
+    """Return the stream this thread's operators on a device run on: the device's default one outside ``with
+    stream:``.
+    """
+    device = as_device(device)
+    stream = thread.streams.get(device)
+    if stream is None:
+        stream = thread.streams[device] = Stream._default(device)
+    return stream
+
+
+class Event:
+    """A point in a stream's work.
+
+    `timing` allows :meth:`elapsed_time`; `blocking` lets :meth:`synchronize` sleep instead of spin.
+
+    >>> start, end = Event("cpu"), Event("cpu")
+    >>> start.record(); end.record()
+    >>> start.elapsed_time(end) >= 0
+    True
+    """
+
+    __slots__ = ("__weakref__", "_owned", "device", "pointer")
+
+    device: Device
+    pointer: Any
+
+    def __init__(
+        self, device: DeviceLike | None = None, *, timing: bool = True, blocking: bool = False
+    ) -> None:
+        self._owned = False
+        self.device = as_device(device)
+        flags = (0 if timing else lib.INFINIRT_EVENT_DISABLE_TIMING) | (
+            lib.INFINIRT_EVENT_BLOCKING_SYNC if blocking else 0
+        )
+        out = ffi.new("infinirtEvent_t *")
+        with device_scope(self.device):
+            check(lib.infinirtEventCreateWithFlags(out, flags))
+        self.pointer = out[0]
+        self._owned = True
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Mark this point of a stream, by default the thread's stream of the event's device."""
+        stream = get_stream(self.device) if stream is None else stream
+        if stream.device is not self.device:
+            raise errors.DeviceError(
+                f"Event.record: the event is on {self.device}, the stream on {stream.device}"
+            )
+        with device_scope(self.device):
+            check(lib.infinirtEventRecord(self.pointer, stream.pointer))
+
+    def query(self) -> bool:
+        """Is the work before the mark done? True, too, when nothing was recorded yet."""
+        out = ffi.new("infinirtEventStatus_t *")
+        with device_scope(self.device):
+            check(lib.infinirtEventQuery(self.pointer, out))
+        return bool(out[0] == lib.INFINIRT_EVENT_COMPLETE)
+
+    def synchronize(self) -> None:
+        """Wait until the work before the mark is done."""
+        with device_scope(self.device):
+            check(lib.infinirtEventSynchronize(self.pointer))
+
+    def elapsed_time(self, end: Event) -> float:
+        """Return the milliseconds between this event and a later one. ParamError unless both were
+        recorded.
+        """
+        out = ffi.new("float *")
+        with device_scope(self.device):
+            check(lib.infinirtEventElapsedTime(out, self.pointer, end.pointer))
+        return float(out[0])
+
+    def __repr__(self) -> str:
+        return f"<Event of {self.device}>"
+
+    __reduce__ = refuse_pickle
+
+    def __del__(self, _release: Any = release, _destroy: Any = lib.infinirtEventDestroy) -> None:
+        if self._owned:
+            _release(self.device, _destroy, self.pointer)
+
+
+def synchronize(device: DeviceLike | None = None) -> None:
+    """Wait until all work of a device (by default the current one) is done."""
+    with device_scope(as_device(device)):
+        check(lib.infinirtDeviceSynchronize())
+
+
+def memory_error(what: str, nbytes: int, device: Device, status: int) -> errors.InfiniopError:
+    """The exception for an allocation that failed."""
+    reason = error(status)
+    if status != errors.Status.INTERNAL_ERROR:
+        return reason
+    return errors.OutOfMemoryError(
+        f"{what}: cannot allocate {nbytes} bytes on {device}: {reason}", status=status
+    )

@@ -1,0 +1,102 @@
+"""``OpDispatcher``: device type -> implementation of one operator."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias
+
+from .device import DeviceType, as_device_type
+from .errors import DeviceError, OperandError
+
+__all__ = ["OpDispatcher", "OpImpl"]
+
+
+class OpImpl(NamedTuple):
+    """An implementation of an operator, as three functions.
+
+    ``plan(call)`` prepares a call and returns anything; it is kept as ``call.plan``. ``run(call)``
+    computes, any number of times. ``cleanup(plan)`` gives back what the plan holds, once the call is gone;
+    None if there is nothing to do. `call` is the :class:`~infiniop_py.GraphOperator`: see its ``tensors``,
+    ``scalars`` and ``plan``.
+    """
+
+    plan: Callable[[Any], Any]
+    run: Callable[[Any], None]
+    cleanup: Callable[[Any], None] | None = None
+
+
+def _plan_function(call: Any) -> Any:
+    return call.tensors()
+
+
+Implementation: TypeAlias = "OpImpl | Callable[..., object]"
+
+
+def _as_impl(impl: Implementation) -> OpImpl:
+    if isinstance(impl, OpImpl):
+        return impl
+    if not callable(impl):
+        raise OperandError(f"an implementation is an OpImpl or a function, got {impl!r}")
+    function = impl
+
+    def run(call: Any) -> None:
+        for tensors in call.plan:
+            function(*tensors, *call.params, *call.scalars)
+
+    return OpImpl(_plan_function, run)
+
+
+class OpDispatcher:
+    """Which implementation of one operator runs on which device type.
+
+    An implementation is an :class:`OpImpl`, or a plain function that gets the operands as Tensors, outputs
+    first, and then the scalars, and writes the outputs: for Gemm ``f(c, a, b, alpha, beta)``, for Add and
+    Mul ``f(c, a, b)``, for AddRMSNorm ``f(y, residual_out, a, b, weight, epsilon)``, for Rearrange ``f(y,
+    x)``. Operands come checked and broadcast (with stride 0), and a gemm with more than one batch dimension
+    may come as several calls.
+
+    Registering takes effect for calls planned from then on, in every thread; recorded graphs keep what they
+    have.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lock = threading.Lock()
+        # (what was registered, how it is called) by device type
+        self._table: list[tuple[Implementation, OpImpl] | None] = [None] * len(DeviceType)
+
+    def register_device(
+        self,
+        type: DeviceType | int | str | Iterable[DeviceType | int | str],
+        impl: Implementation,
+        override_existing: bool = True,
+    ) -> None:
+        """Register an implementation for a device type or several; without overriding, only where there is
+        none yet.
+        """
+        given = [type] if isinstance(type, (int, str)) else list(type)
+        types = [as_device_type(one) for one in given]
+        row = (impl, _as_impl(impl))
+        with self._lock:
+            for one in types:
+                if override_existing or self._table[one] is None:
+                    self._table[one] = row
+
+    def register_all(self, impl: Implementation, override_existing: bool = True) -> None:
+        """Register an implementation for every device type."""
+        self.register_device(list(DeviceType), impl, override_existing)
+
+    def lookup(self, type: DeviceType | int | str) -> Implementation:
+        """Return what was registered for a device type; DeviceError if nothing was."""
+        return self._row(as_device_type(type))[0]
+
+    def implementation(self, type: DeviceType) -> OpImpl:
+        """Return the three functions for a device type; DeviceError if nothing was registered."""
+        return self._row(type)[1]
+
+    def _row(self, type: DeviceType) -> tuple[Implementation, OpImpl]:
+        row = self._table[type]
+        if row is None:
+            raise DeviceError(f"{self.name}: no implementation is registered for {type.name}")
+        return row

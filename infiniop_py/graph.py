@@ -1,0 +1,371 @@
+"""``GraphOperator``, one planned call of an operator, and ``Graph``, a recorded list of them.
+
+Executing an operator plans it, and then either runs it or, while this thread records, appends it to the
+graph::
+
+    execute -> views -> plan (dispatcher, cache) -> recording? append : run
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Any, ClassVar
+from weakref import finalize
+
+import numpy as np
+
+from ._layout import Layout
+from ._log import logger
+from ._native import address
+from ._native_op import NATIVE, NativeGraph, NativeOp, Problem
+from .cache import CAPACITY, OpCache
+from .device import Device, refuse_pickle, thread
+from .dispatcher import OpDispatcher, OpImpl
+from .errors import GraphError
+from .interop import as_tensor, common_device, need_writable, views
+from .tensor import Tensor, View
+from .workspace import Workspace
+
+__all__ = ["Graph", "GraphOperator", "is_graph_recording", "start_graph_recording", "stop_graph_recording"]
+
+
+def _is_quiet() -> bool:
+    return not logger.isEnabledFor(logging.DEBUG)
+
+
+class _ThreadCache(threading.local):
+    def __init__(self, name: str) -> None:
+        self.cache = OpCache(CAPACITY, name)
+
+
+class GraphOperator:
+    """One planned call of an operator: operands, scalars, and the plan to run it any number of times.
+
+    The subclasses are the operators. Their constructors plan a call, and everything that can be wrong with
+    it is refused there; :meth:`run` computes it on the current contents of the operands; :meth:`execute`
+    does both at once, or records the call if this thread is recording a graph.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_how",
+        "_impl",
+        "device",
+        "layouts",
+        "names",
+        "operands",
+        "params",
+        "plan",
+        "pointers",
+        "scalars",
+    )
+
+    #: Rows that a subclass fills in.
+    name: ClassVar[str]
+    operand_names: ClassVar[tuple[str, ...]]
+    n_outputs: ClassVar[int]
+    native: ClassVar[NativeOp]
+
+    _dispatcher: ClassVar[OpDispatcher]
+    _local: ClassVar[_ThreadCache]
+
+    device: Device
+    operands: tuple[Any, ...]  # outputs first
+    names: Sequence[str]  # of the operands, in messages
+    layouts: tuple[Layout, ...]
+    pointers: list[Any]
+    params: tuple[float, ...]  # scalars fixed by the plan
+    scalars: tuple[float, ...]  # scalars of one run
+    plan: Any
+    _impl: OpImpl
+    _how: str  # where the plan came from; known only while that is logged
+
+    def __init_subclass__(cls) -> None:
+        cls._dispatcher = OpDispatcher(cls.name)
+        cls._dispatcher.register_all(NATIVE, override_existing=False)
+        cls._local = _ThreadCache(cls.name)
+
+    @classmethod
+    def dispatcher(cls) -> OpDispatcher:
+        """The operator's table of implementations."""
+        return cls._dispatcher
+
+    @classmethod
+    def cache(cls) -> OpCache:
+        """The operator's descriptors in this thread."""
+        return cls._local.cache
+
+    @classmethod
+    def execute(cls, *operands: Any, **scalars: Any) -> None:
+        """Run the operator, or record it: the arguments are those of the constructor, outputs first."""
+        cls(*operands, **scalars).submit()
+
+    @classmethod
+    def check(cls, layouts: tuple[Layout, ...], names: Sequence[str]) -> Problem:
+        """Refuse operands that do not fit each other; return the problem in the form C takes."""
+        raise AssertionError(f"{cls.name} has no check")  # pragma: no cover
+
+    def _plan(
+        self,
+        operands: tuple[Any, ...],
+        operand_views: Sequence[View],
+        params: tuple[float, ...] = (),
+        scalars: tuple[float, ...] = (),
+        names: Sequence[str] | None = None,
+    ) -> None:
+        """Fill in this call. Views are those of the operands; outputs are known to be writable."""
+        self.names = names = names or self.operand_names
+        self.device = device = common_device(self.name, names, operand_views)
+        self.operands = operands
+        self.layouts = tuple([view[1] for view in operand_views])
+        self.pointers = [view[2] for view in operand_views]
+        self.params = params
+        self.scalars = scalars
+        self._impl = impl = self._dispatcher.implementation(device.type)
+        self.plan = impl.plan(self) if _is_quiet() else self._plan_logged(impl)
+        if impl.cleanup is not None:
+            finalize(self, impl.cleanup, self.plan).atexit = False
+
+    def _take(
+        self, operands: tuple[Any, ...], params: tuple[float, ...] = (), scalars: tuple[float, ...] = ()
+    ) -> None:
+        """Fill in this call from operands as a caller gave them."""
+        operand_views = views(self.name, self.operand_names, operands)
+        for i in range(self.n_outputs):
+            need_writable(self.name, self.operand_names[i], operands[i])
+        self._plan(operands, operand_views, params, scalars)
+
+    @classmethod
+    def launch(
+        cls,
+        operands: tuple[Any, ...],
+        operand_views: Sequence[View],
+        params: tuple[float, ...] = (),
+        scalars: tuple[float, ...] = (),
+        names: Sequence[str] | None = None,
+    ) -> None:
+        """Plan, then run or record, with views already taken."""
+        self = cls.__new__(cls)
+        self._plan(operands, operand_views, params, scalars, names)
+        self.submit()
+
+    def submit(self) -> None:
+        """Append the call to the graph this thread records, or else run it."""
+        graph = thread.recording
+        if graph is not None:
+            graph._append(self)
+        else:
+            self.run()
+
+    def run(self) -> None:
+        """Compute the outputs from the current contents of the inputs."""
+        if _is_quiet():
+            self._impl.run(self)
+        else:
+            self._run_logged()
+
+    def problem(self) -> Problem:
+        """The call in the form C takes."""
+        return self.check(self.layouts, self.names)
+
+    def tensors(self) -> list[tuple[Tensor, ...]]:
+        """The operands as Tensors, outputs first, checked and broadcast; one tuple for each run the call
+        needs.
+        """
+        problem = self.problem()
+        sources = [as_tensor(operand) for operand in self.operands]
+        steps = problem.offsets or ((0,) * len(sources),)
+        return [
+            tuple(
+                source._derive(shape, strides, step)
+                for source, (_, shape, strides), step in zip(sources, problem.layouts, offsets)
+            )
+            for offsets in steps
+        ]
+
+    __reduce__ = refuse_pickle
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._described()}>"
+
+    # ---- logging -----------------------------------------------------------------------------------------
+
+    def _described(self) -> str:
+        operands = ", ".join(
+            f"{name} {layout[0].name}{list(layout[1])}" for name, layout in zip(self.names, self.layouts)
+        )
+        scalars = "".join(f", {value:g}" for value in (*self.params, *self.scalars))
+        return f"{operands}{scalars} on {self.device}"
+
+    def _plan_logged(self, impl: OpImpl) -> Any:
+        cache = self.cache().get_cache(self.device)
+        misses = cache.misses
+        plan = impl.plan(self)
+        self._how = "own" if impl is not NATIVE else "cache miss" if cache.misses != misses else "cache hit"
+        return plan
+
+    def _run_logged(self) -> None:
+        described = self._described()
+        logger.debug("%s enter: %s, %s", self.name, described, getattr(self, "_how", "planned before"))
+        outcome = "failed"
+        start = perf_counter_ns()
+        try:
+            self._impl.run(self)
+            outcome = "exit"
+        finally:
+            microseconds = (perf_counter_ns() - start) / 1e3
+            logger.debug("%s %s: %s, %.1f us", self.name, outcome, described, microseconds)
+
+
+class Graph:
+    """A recorded list of operators.
+
+    Inside ``with Graph() as g:`` this thread's operators are planned and recorded, not run; what they
+    return are the tensors their results will be in. ``g.run()`` runs them in order on what the input
+    tensors and arrays hold then, any number of times. A graph keeps alive what it uses: operands,
+    descriptors, and a workspace of its own. If the block ends with an exception the recording is dropped.
+
+    >>> import numpy as np
+    >>> from infiniop_py import add, mul
+    >>> x = np.ones(3, "f4")
+    >>> with Graph() as g:
+    ...     y = mul(add(x, x), x)
+    >>> x[:] = 3
+    >>> g.run(); y
+    array([18., 18., 18.], dtype=float32)
+
+    One thread at a time runs a graph; a second is refused with GraphError.
+    """
+
+    def __init__(self) -> None:
+        self._state = "new"  # -> recording -> recorded or dropped
+        self._calls: list[GraphOperator] = []
+        self._steps: list[NativeGraph | GraphOperator] = []
+        self._workspaces: dict[Device, Workspace] = {}
+        # NumPy arrays can be given other memory by resize(); id -> (array, its address when recorded)
+        self._arrays: dict[int, tuple[np.ndarray[Any, Any], int]] = {}
+        self._busy = threading.Lock()
+
+    # ---- recording ---------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if thread.recording is not None:
+            raise GraphError("a graph is being recorded in this thread already: recordings do not nest")
+        if self._state != "new":
+            raise GraphError(f"this graph is {self._state} already: record another one")
+        self._state = "recording"
+        thread.recording = self
+
+    def _end(self, *, drop: bool) -> None:
+        thread.recording = None
+        self._state = "recorded"
+        if drop:
+            self._state = "dropped"
+            self._steps.clear()
+            self._calls.clear()
+            self._arrays.clear()
+            self._workspaces.clear()
+
+    def __enter__(self) -> Graph:
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if thread.recording is self:  # else stop_graph_recording() came first
+            self._end(drop=kind is not None)
+
+    def _append(self, call: GraphOperator) -> None:
+        if call._impl is NATIVE:
+            scratch = self._workspaces.get(call.device)
+            if scratch is None:
+                scratch = self._workspaces[call.device] = Workspace(call.device)
+            last = self._steps[-1] if self._steps else None
+            # A call of several runs gets an executor of its own: if one of them is refused, none stays
+            # behind.
+            if isinstance(last, NativeGraph) and last.device is call.device and call.plan.offsets is None:
+                last.append(call, scratch)
+            else:
+                executor = NativeGraph(call.device)
+                executor.append(call, scratch)
+                self._steps.append(executor)
+        else:
+            self._steps.append(call)
+        self._calls.append(call)
+        for operand, pointer in zip(call.operands, call.pointers):
+            if isinstance(operand, np.ndarray):
+                self._arrays[id(operand)] = (operand, address(pointer))
+        logger.debug("%s recorded", call.name)
+
+    # ---- replay ------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run the recorded operators in order. GraphError while recording, or if there is no complete
+        recording.
+        """
+        if self._state != "recorded":
+            raise GraphError(f"Graph.run: the graph is {self._state}, needs to be recorded")
+        if thread.recording is not None:
+            raise GraphError("Graph.run: not while a graph is being recorded in this thread")
+        if not self._busy.acquire(blocking=False):
+            raise GraphError(
+                "Graph.run: another thread is running this graph; its outputs and workspace exist once"
+            )
+        try:
+            for array, recorded in self._arrays.values():
+                if array.__array_interface__["data"][0] != recorded:
+                    raise GraphError(
+                        f"Graph.run: an array of shape {array.shape} got other memory after the recording"
+                    )
+            if _is_quiet():
+                for step in self._steps:
+                    step.run()
+            else:
+                self._run_logged()
+        finally:
+            self._busy.release()
+
+    def _run_logged(self) -> None:
+        logger.debug("graph enter: %d calls in %d steps", len(self._calls), len(self._steps))
+        start = perf_counter_ns()
+        for step in self._steps:
+            step.run()
+        logger.debug("graph exit: %d calls, %.1f us", len(self._calls), (perf_counter_ns() - start) / 1e3)
+
+    def __len__(self) -> int:
+        """Number of recorded calls."""
+        return len(self._calls)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return f"<Graph, {self._state}: {', '.join(call.name for call in self._calls) or 'empty'}>"
+
+    __reduce__ = refuse_pickle
+
+
+def start_graph_recording() -> Graph:
+    """Start recording this thread's operators, without a ``with`` block; returns the graph."""
+    graph = Graph()
+    graph._begin()
+    return graph
+
+
+def stop_graph_recording() -> Graph:
+    """Stop this thread's recording; returns the graph. GraphError if there is none."""
+    graph: Graph | None = thread.recording
+    if graph is None:
+        raise GraphError("no graph is being recorded in this thread")
+    graph._end(drop=False)
+    return graph
+
+
+def is_graph_recording() -> bool:
+    """Is a graph being recorded in this thread?"""
+    return thread.recording is not None

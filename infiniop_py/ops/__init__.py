@@ -1,0 +1,35 @@
+"""The operators: signature, documentation, output rule and plan of each."""
+
+from __future__ import annotations
+
+from ..tensor import operators
+from .add import Add, add, add_
+from .add_rms_norm import AddRMSNorm, add_rms_norm, add_rms_norm_
+from .gemm import Gemm, gemm, gemm_
+from .mul import Mul, mul, mul_
+from .rearrange import Rearrange, rearrange, rearrange_
+
+__all__ = [
+    "Add",
+    "AddRMSNorm",
+    "Gemm",
+    "Mul",
+    "Rearrange",
+    "add",
+    "add_",
+    "add_rms_norm",
+    "add_rms_norm_",
+    "gemm",
+    "gemm_",
+    "mul",
+    "mul_",
+    "rearrange",
+    "rearrange_",
+]
+
+operators.add = add
+operators.add_ = add_
+operators.mul = mul
+operators.mul_ = mul_
+operators.gemm = gemm
+operators.rearrange_ = rearrange_

@@ -1,0 +1,17 @@
+"""Scalars given by a caller."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any
+
+from ..errors import OperandError
+
+
+def as_float(op: str, name: str, value: Any) -> float:
+    """A real number as a float."""
+    if type(value) is float:
+        return value
+    if not isinstance(value, Real):
+        raise OperandError(f"{op}: {name} is {value!r} ({type(value).__name__}), needs a real number")
+    return float(value)

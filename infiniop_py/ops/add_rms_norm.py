@@ -1,0 +1,103 @@
+"""``add_rms_norm``: a residual sum and its RMS norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .._layout import Layout, listed, need_one_dtype
+from .._native_op import Problem, native_op
+from ..dtypes import DType
+from ..errors import DTypeError, OperandError, ShapeError
+from ..graph import GraphOperator
+from ..interop import allocate, common_device, need_writable, views
+from ._scalars import as_float
+
+_WIDE_WEIGHTS = frozenset((DType.F16, DType.BF16, DType.F32))
+_HALVES = frozenset((DType.F16, DType.BF16))
+
+
+class AddRMSNorm(GraphOperator):
+    """One planned ``residual_out = a + b; y = norm(residual_out) * weight``.
+
+    ``AddRMSNorm(y, residual_out, a, b, weight, epsilon)``. See :func:`add_rms_norm`.
+    """
+
+    __slots__ = ()
+
+    name = "add_rms_norm"
+    operand_names = ("y", "residual_out", "a", "b", "weight")
+    n_outputs = 2
+    native = native_op("AddRMSNorm")
+
+    def __init__(self, y: Any, residual_out: Any, a: Any, b: Any, weight: Any, epsilon: float = 1e-5) -> None:
+        self._take((y, residual_out, a, b, weight), params=(as_float(self.name, "epsilon", epsilon),))
+
+    @classmethod
+    def check(cls, layouts: tuple[Layout, ...], names: Sequence[str]) -> Problem:
+        *rows, weight = layouts
+        need_one_dtype(cls.name, names[:-1], rows)
+        dtype, shape, _ = rows[0]
+        wanted = _WIDE_WEIGHTS if dtype in _HALVES else frozenset((dtype,))
+        if weight[0] not in wanted:
+            raise DTypeError(
+                f"{cls.name}: weight is {weight[0]}, but with {dtype} operands it must be "
+                f"{' or '.join(sorted(one.name for one in wanted))}"
+            )
+        if any(row[1] != shape for row in rows) or not shape or weight[1] != shape[-1:]:
+            raise ShapeError(
+                f"{cls.name}: shapes do not fit: {listed(names, [layout[1] for layout in layouts])}; "
+                f"{', '.join(names[:-2])} and {names[-2]} must be equal, [..., D], and weight (D,)"
+            )
+        return Problem(layouts)
+
+
+def add_rms_norm(
+    a: Any, b: Any, weight: Any, epsilon: float = 1e-5, *, out: Any = None, residual_out: Any = None
+) -> tuple[Any, Any]:
+    """Return ``(y, residual)`` with ``residual = a + b`` and ``y = residual / rms(residual) * weight`` over
+    the last dimension, where ``rms(x) = sqrt(mean(x * x) + epsilon)`` (RMSNorm: Zhang and Sennrich, 2019).
+
+    `a` and `b` have equal shapes ``[..., D]`` of rank 1 to 8, `weight` is ``[D]``. F16, BF16, F32 or F64;
+    the weight has the same dtype, or any of F16, BF16 and F32 when `a` is F16 or BF16. Outer strides are
+    free, the last one must be 1. The residual is rounded to its dtype first, and `y` is computed from what
+    was rounded, in F32 (F64 for F64), and rounded once: the same as :func:`add` followed by a norm.
+
+    `y` goes to `out` and the residual to `residual_out` where they are given; each has the shape and dtype
+    of `a`, may be exactly `a` or `b`, and must share no other memory with an operand or with the other.
+    ShapeError, DTypeError, StrideError, ParamError or DeviceError come before anything is written.
+
+    >>> import numpy as np
+    >>> y, residual = add_rms_norm(np.array([[3.0, 0.0]]), np.array([[0.0, 4.0]]), np.ones(2), 0.0)
+    >>> residual, np.round(y * 12.5**0.5, 12)
+    (array([[3., 4.]]), array([[3., 4.]]))
+    """
+    names = ("out", "residual_out", "a", "b", "weight")
+    return _apply((out, residual_out), (a, b, weight), epsilon, names)
+
+
+def add_rms_norm_(
+    y: Any, residual_out: Any, a: Any, b: Any, weight: Any, epsilon: float = 1e-5
+) -> tuple[Any, Any]:
+    """Write the results of :func:`add_rms_norm` to `y` and `residual_out`, and return both."""
+    names = AddRMSNorm.operand_names
+    for name, output in zip(names, (y, residual_out)):
+        if output is None:
+            raise OperandError(f"add_rms_norm: {name} is None, needs a NumPy array or a Tensor")
+    return _apply((y, residual_out), (a, b, weight), epsilon, names)
+
+
+def _apply(
+    given: tuple[Any, Any], inputs: tuple[Any, Any, Any], epsilon: float, names: Sequence[str]
+) -> tuple[Any, Any]:
+    op = AddRMSNorm.name
+    params = (as_float(op, "epsilon", epsilon),)
+    input_views = views(op, names[2:], inputs)
+    device = common_device(op, names[2:], input_views)
+    dtype, shape, _ = input_views[0][1]
+    outputs = tuple(allocate(inputs, dtype, shape, device) if one is None else one for one in given)
+    output_views = views(op, names, outputs)
+    for name, one in zip(names, outputs):
+        need_writable(op, name, one)
+    AddRMSNorm.launch((*outputs, *inputs), (*output_views, *input_views), params, names=names)
+    return outputs[0], outputs[1]

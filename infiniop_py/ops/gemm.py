@@ -1,0 +1,186 @@
+"""``gemm``: matrix products, batched, scaled and added."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+from .._layout import Layout, Shape, broadcast_to, need_one_dtype
+from .._native_op import Problem, native_op, need_no_overlap, refuse_overlap
+from ..errors import ParamError, ShapeError
+from ..graph import GraphOperator
+from ..interop import allocate, common_device, need_writable, views
+from ._scalars import as_float
+from .rearrange import Rearrange
+
+_INPUTS = ("a", "b", "c")
+
+
+class Gemm(GraphOperator):
+    """One planned ``c = alpha * a @ b + beta * c``: ``Gemm(c, a, b, alpha, beta)``. See :func:`gemm_`."""
+
+    __slots__ = ()
+
+    name = "gemm"
+    operand_names = ("c", "a", "b")
+    n_outputs = 1
+    native = native_op("Gemm")
+
+    def __init__(self, c: Any, a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0) -> None:
+        scalars = (as_float(self.name, "alpha", alpha), as_float(self.name, "beta", beta))
+        self._take((c, a, b), scalars=scalars)
+
+    @classmethod
+    def check(cls, layouts: tuple[Layout, ...], names: Sequence[str]) -> Problem:
+        c, a, b = layouts
+        need_one_dtype(cls.name, names, layouts)
+        _need_shape(names[0], c[1], _result_shape(a[1], b[1]))
+        return _as_batches(layouts)
+
+
+def _result_shape(a: Shape, b: Shape) -> Shape:
+    for name, shape in (("a", a), ("b", b)):
+        if len(shape) < 2:
+            raise ShapeError(
+                f"gemm: {name} is {shape}, needs 2 or more dimensions; a vector is a matrix with one row "
+                "or column"
+            )
+    if a[-1] != b[-2]:
+        raise ShapeError(
+            f"gemm: inner dimensions differ: a is {a}, b is {b}; a.shape[-1] must equal b.shape[-2]"
+        )
+    lead_a, lead_b = a[:-2], b[:-2]
+    if lead_a == lead_b or not lead_b:
+        return (*a[:-1], b[-1])
+    rank = max(len(lead_a), len(lead_b))
+    sizes = []
+    for size_a, size_b in zip((1,) * (rank - len(lead_a)) + lead_a, (1,) * (rank - len(lead_b)) + lead_b):
+        if size_a != size_b and 1 not in (size_a, size_b):
+            raise ShapeError(
+                f"gemm: batch dimensions do not broadcast: a is {a}, b is {b}; all but the last two must "
+                "be equal or 1"
+            )
+        sizes.append(size_b if size_a == 1 else size_a)
+    return (*sizes, a[-2], b[-1])
+
+
+def _need_shape(name: str, shape: Shape, wanted: Shape) -> None:
+    if shape != wanted:
+        raise ShapeError(
+            f"gemm: {name} is {shape}, but the result is {wanted}; outputs are never resized, addends not "
+            "broadcast"
+        )
+
+
+def _as_batches(layouts: tuple[Layout, ...]) -> Problem:
+    """Reduce any number of batch dimensions to the one that C knows, and a list of runs for those that
+    remain.
+
+    Neighbouring dimensions are merged where one stride walks through both in all three operands.
+    """
+    lead = layouts[0][1][:-2]
+    wide = [broadcast_to(layout, lead + layout[1][-2:]) for layout in layouts]
+    merged: list[tuple[int, tuple[int, ...]]] = []  # (size, byte strides of c, a, b)
+    if 0 in lead:
+        merged.append((0, (0, 0, 0)))
+    else:
+        for size, steps in zip(lead, zip(*(layout[2][:-2] for layout in wide))):
+            if size == 1:
+                continue
+            if merged and merged[-1][1] == tuple(size * step for step in steps):
+                merged[-1] = (merged[-1][0] * size, steps)
+            else:
+                merged.append((size, steps))
+    # C gets the longest dimension; the others become runs.
+    inner = [merged.pop(max(range(len(merged)), key=lambda i: merged[i][0]))] if merged else []
+    reduced = tuple(
+        (
+            dtype,
+            tuple(size for size, _ in inner) + shape[-2:],
+            tuple(steps[i] for _, steps in inner) + strides[-2:],
+        )
+        for i, (dtype, shape, strides) in enumerate(wide)
+    )
+    if not merged:
+        return Problem(reduced)
+    offsets = tuple(
+        tuple(sum(at * steps[i] for at, (_, steps) in zip(position, merged)) for i in range(3))
+        for position in product(*(range(size) for size, _ in merged))
+    )
+    return Problem(reduced, offsets)
+
+
+def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, *, c: Any = None, out: Any = None) -> Any:
+    """Return ``alpha * a @ b + beta * c``.
+
+    `a` is ``[..., M, K]`` and `b` ``[..., K, N]``; leading dimensions broadcast like NumPy's, and the
+    result has the shape of `a` with the last dimension replaced by that of `b`. F16, BF16, F32 or F64, the
+    same for all operands. Any strides: a transposed operand is a view and costs no copy. Sums are
+    accumulated in F32 (F64 for F64) and rounded once. `alpha` and `beta` are rounded to F32, for F64
+    operands too.
+
+    `c` is the addend: it has the result's shape and dtype, is required when `beta` is not 0, is not read
+    when it is 0, and is never written. The result is a new row-major array of the inputs' kind (a Tensor if
+    one of them is), or `out`, which must have the result's shape and dtype. `out` may be `c` itself; it
+    shares no other memory with an operand. ShapeError, DTypeError, StrideError, ParamError or DeviceError
+    come before anything is written.
+
+    >>> import numpy as np
+    >>> a, b = np.arange(6.0).reshape(2, 3), np.ones((3, 2))
+    >>> gemm(a, b)
+    array([[ 3.,  3.],
+           [12., 12.]])
+    >>> gemm(a, b, 2.0, 10.0, c=np.ones((2, 2)))
+    array([[16., 16.],
+           [34., 34.]])
+    """
+    scalars = (as_float("gemm", "alpha", alpha), as_float("gemm", "beta", beta))
+    adds = scalars[1] != 0
+    if adds and c is None:
+        raise ParamError(
+            f"gemm: beta is {beta}, but there is no c to add; pass c, or use gemm_ to add to the output"
+        )
+    inputs = (a, b) if c is None else (a, b, c)
+    input_views = views("gemm", _INPUTS, inputs)
+    device = common_device("gemm", _INPUTS, input_views)
+    (_, layout_a, _), (_, layout_b, _), *addend = input_views
+    shape = _result_shape(layout_a[1], layout_b[1])
+    for _, layout_c, _ in addend:
+        need_one_dtype("gemm", ("c", "a"), (layout_c, layout_a))
+        _need_shape("c", layout_c[1], shape)
+    if out is None:
+        out = allocate(inputs, layout_a[0], shape, device)
+        view_out = views("gemm", ("out",), (out,))[0]
+    else:
+        view_out = views("gemm", ("out",), (out,))[0]
+        need_writable("gemm", "out", out)
+    call = Gemm.__new__(Gemm)
+    call._plan((out, a, b), (view_out, *input_views[:2]), scalars=scalars, names=("out", "a", "b"))
+    if adds and addend[0] != view_out:
+        # The output gets the addend before the product, so all overlaps are refused before that.
+        refuse_overlap(call)
+        need_no_overlap(call, 0, "c", layout_c, addend[0][2])
+        Rearrange.launch((out, c), (view_out, addend[0]))
+    call.submit()
+    return out
+
+
+def gemm_(c: Any, a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0) -> Any:
+    """Write ``alpha * a @ b + beta * c`` to `c` and return `c`.
+
+    `c` is read only if `beta` is not 0; it may hold anything, NaN included, otherwise. It must have the
+    shape and dtype of the result and share no memory with `a` or `b`. Everything else is as in
+    :func:`gemm`.
+
+    >>> import numpy as np
+    >>> gemm_(np.ones((2, 2)), np.eye(2), np.eye(2), 1.0, 0.5)
+    array([[1.5, 0.5],
+           [0.5, 1.5]])
+    """
+    operands = (c, a, b)
+    scalars = (as_float("gemm", "alpha", alpha), as_float("gemm", "beta", beta))
+    operand_views = views("gemm", Gemm.operand_names, operands)
+    need_writable("gemm", "c", c)
+    Gemm.launch(operands, operand_views, scalars=scalars)
+    return c

@@ -1,0 +1,48 @@
+"""``mul``: the product of two arrays, element by element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._native_op import native_op
+from ._elementwise import Elementwise
+
+
+class Mul(Elementwise):
+    """One planned ``c = a * b``: ``Mul(c, a, b)``. See :func:`mul`."""
+
+    __slots__ = ()
+
+    name = "mul"
+    native = native_op("Mul")
+
+
+def mul(a: Any, b: Any, *, out: Any = None) -> Any:
+    """Return ``a * b``, element by element.
+
+    Shapes broadcast like NumPy's. F16, BF16, F32, F64 and all integers of 8 to 64 bits; both operands have
+    the same dtype, which is the result's. Floating results are correctly rounded, integers wrap around. Any
+    strides.
+
+    The result is a new row-major array of the inputs' kind (a Tensor if one of them is), or `out`, which
+    must have the result's shape and dtype. `out` may be exactly `a` or `b`; any other overlap is a
+    ParamError. ShapeError, DTypeError, StrideError, ParamError or DeviceError come before anything is
+    written.
+
+    >>> import numpy as np
+    >>> mul(np.full((2, 1), 3, "i4"), np.arange(3, dtype="i4"))
+    array([[0, 3, 6],
+           [0, 3, 6]], dtype=int32)
+    """
+    return Mul.apply(a, b, out)
+
+
+def mul_(c: Any, a: Any, b: Any) -> Any:
+    """Write ``a * b`` to `c` and return `c`: :func:`mul` with ``out=c``.
+
+    >>> import numpy as np
+    >>> x = np.arange(3)
+    >>> mul_(x, x, x)
+    array([0, 1, 4])
+    """
+    return Mul.apply_(c, a, b)

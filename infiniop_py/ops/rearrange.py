@@ -1,0 +1,79 @@
+"""``rearrange``: the same elements in another layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .._layout import Layout, need_one_dtype
+from .._native_op import Problem, native_op
+from ..errors import ShapeError
+from ..graph import GraphOperator
+from ..interop import allocate, need_writable, views
+
+
+class Rearrange(GraphOperator):
+    """One planned ``y[...] = x``: ``Rearrange(y, x)``. See :func:`rearrange`."""
+
+    __slots__ = ()
+
+    name = "rearrange"
+    operand_names = ("y", "x")
+    n_outputs = 1
+    native = native_op("Rearrange", has_workspace=False)
+
+    def __init__(self, y: Any, x: Any) -> None:
+        self._take((y, x))
+
+    @classmethod
+    def check(cls, layouts: tuple[Layout, ...], names: Sequence[str]) -> Problem:
+        y, x = layouts
+        need_one_dtype(cls.name, names, layouts)
+        if y[1] != x[1]:
+            raise ShapeError(
+                f"{cls.name}: {names[0]} is {y[1]}, {names[1]} is {x[1]}; the shapes must be equal"
+            )
+        return Problem(layouts)
+
+
+def rearrange(x: Any, *, out: Any = None) -> Any:
+    """Return the elements of `x` in row-major order, or copied to `out`, whatever its strides.
+
+    Rank 0 to 16, any strides, every dtype; the bits are moved unchanged. The result is a new array of the
+    kind of `x`, or `out`, which must have the same shape and dtype, and must not share memory with `x`.
+    Transposed, sliced and broadcast views are inputs like any other, so splitting heads is one call::
+
+        heads = rearrange(x.reshape(tokens, heads, width).transpose(1, 0, 2))
+
+    ShapeError, DTypeError, StrideError, ParamError or DeviceError come before anything is written.
+
+    >>> import numpy as np
+    >>> y = rearrange(np.arange(6).reshape(2, 3).T)
+    >>> y.flags.c_contiguous, y.tolist()
+    (True, [[0, 3], [1, 4], [2, 5]])
+    """
+    if out is not None:
+        return _into(out, x, ("out", "x"))
+    (view,) = views("rearrange", ("x",), (x,))
+    device, (dtype, shape, _), _ = view
+    out = allocate((x,), dtype, shape, device)
+    Rearrange.launch((out, x), (*views("rearrange", ("out",), (out,)), view), names=("out", "x"))
+    return out
+
+
+def rearrange_(y: Any, x: Any) -> Any:
+    """Copy the elements of `x` to `y` and return `y`: :func:`rearrange` with ``out=y``.
+
+    >>> import numpy as np
+    >>> rearrange_(np.zeros((2, 2)), np.ones((2, 2)))
+    array([[1., 1.],
+           [1., 1.]])
+    """
+    return _into(y, x, Rearrange.operand_names)
+
+
+def _into(y: Any, x: Any, names: Sequence[str]) -> Any:
+    operand_views = views("rearrange", names, (y, x))
+    need_writable("rearrange", names[0], y)
+    Rearrange.launch((y, x), operand_views, names=names)
+    return y

@@ -1,0 +1,793 @@
+"""``Tensor``: memory of a device seen with a shape, strides and an element type.
+
+A tensor owns a share of its storage; views share it, and the last one that goes gives the memory back, on
+its device. Views never copy; what copies says so. Arithmetic is done by the operators above this module,
+which bind themselves here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from operator import index as as_index
+from types import EllipsisType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from . import errors
+from ._layout import (
+    MAX_BYTES,
+    Layout,
+    Shape,
+    as_shape,
+    count,
+    element_strides,
+    extent,
+    is_row_major,
+    row_major,
+)
+from ._native import address as address_of
+from ._native import check, ffi, lib
+from ._native import pointer as as_pointer
+from .device import (
+    CPU,
+    Device,
+    DeviceLike,
+    as_device,
+    call_on,
+    device_scope,
+    memory_error,
+    refuse_pickle,
+    release,
+    thread,
+)
+from .dtypes import DType, as_dtype, from_numpy_dtype
+
+__all__ = ["Tensor", "arange", "empty", "from_blob", "from_numpy", "ones", "randn", "zeros"]
+
+#: What an operator needs of one operand: its device, its layout, the pointer to its element (0, ..., 0).
+View: TypeAlias = tuple[Device, Layout, Any]
+
+Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType | None, ...] | None"
+
+
+class _Storage:
+    """A range of bytes on a device: allocated here and released with the last tensor, or borrowed from
+    `owner`.
+    """
+
+    __slots__ = ("_owned", "address", "device", "nbytes", "owner")
+
+    def __init__(self, device: Device, address: int, nbytes: int, owner: object) -> None:
+        self._owned: Any = None
+        self.device = device
+        self.address = address
+        self.nbytes = nbytes
+        self.owner = owner
+
+    @classmethod
+    def allocate(cls, what: str, device: Device, nbytes: int) -> _Storage:
+        if nbytes > MAX_BYTES:
+            raise errors.OutOfMemoryError(
+                f"{what}: cannot allocate {nbytes} bytes on {device}: no address space is so large"
+            )
+        out = ffi.new("void **")
+        status = call_on(device, lib.infinirtMalloc, out, nbytes)
+        if status:
+            raise memory_error(what, nbytes, device, status)
+        self = cls(device, address_of(out[0]), nbytes, None)
+        self._owned = out[0]
+        return self
+
+    def __del__(self, _release: Any = release, _free: Any = lib.infinirtFree) -> None:
+        if self._owned is not None:
+            _release(self.device, _free, self._owned)
+
+
+class _Operators:
+    """The operators tensors are computed with; they live in a higher layer and put themselves here."""
+
+    add: Callable[[Any, Any], Any]
+    mul: Callable[[Any, Any], Any]
+    gemm: Callable[[Any, Any], Any]
+    add_: Callable[[Any, Any, Any], Any]
+    mul_: Callable[[Any, Any, Any], Any]
+    rearrange_: Callable[[Any, Any], Any]
+
+
+operators = _Operators()
+
+
+class _HostView:
+    """What ``numpy.asarray`` makes an array of; the array keeps it, and so the storage, alive."""
+
+    __slots__ = ("__array_interface__", "_storage")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._storage = tensor._storage
+        dtype, shape, strides = tensor._view[1]
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{dtype.itemsize}",
+            "shape": shape,
+            "strides": strides,
+            "data": (tensor.data_ptr, not tensor._writable),
+        }
+
+
+class Tensor:
+    """An n-dimensional array on a device.
+
+    Make one with :meth:`empty`, :meth:`zeros`, :meth:`ones`, :meth:`arange`, :meth:`randn`,
+    :meth:`from_numpy` or :meth:`from_blob`. Shapes and strides count elements. NumPy reads a CPU tensor
+    without a copy (``numpy.asarray``).
+
+    >>> x = Tensor.arange(6, dtype="F32").reshape(2, 3)
+    >>> x.T.shape, x.T.strides
+    ((3, 2), (1, 3))
+    >>> (x + x).tolist()
+    [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
+    """
+
+    __slots__ = ("__weakref__", "_storage", "_view", "_writable")
+
+    _storage: _Storage
+    _view: View
+    _writable: bool
+
+    # NumPy arrays on the left of an operator leave it to the tensor on the right.
+    __array_priority__ = 1000
+
+    def __init__(self) -> None:
+        raise errors.OperandError(
+            "Tensor() makes nothing: use Tensor.empty, zeros, ones, arange, randn, from_numpy or from_blob"
+        )
+
+    @staticmethod
+    def _make(storage: _Storage, layout: Layout, address: int, writable: bool) -> Tensor:
+        self: Tensor = object.__new__(Tensor)
+        self._storage = storage
+        self._view = (storage.device, layout, as_pointer(address))
+        self._writable = writable
+        return self
+
+    # ---- making ------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def empty(shape: int | Iterable[int], dtype: Any = "F32", device: DeviceLike | None = None) -> Tensor:
+        """Return a row-major tensor with undefined contents, by default on the thread's current device."""
+        return _allocate("empty", as_shape("empty", shape), as_dtype(dtype), as_device(device))
+
+    @staticmethod
+    def zeros(shape: int | Iterable[int], dtype: Any = "F32", device: DeviceLike | None = None) -> Tensor:
+        """Return a row-major tensor filled with zero bits."""
+        out = _allocate("zeros", as_shape("zeros", shape), as_dtype(dtype), as_device(device))
+        with device_scope(out.device):
+            check(lib.infinirtMemset(out._view[2], 0, out.nbytes))
+        return out
+
+    @staticmethod
+    def ones(shape: int | Iterable[int], dtype: Any = "F32", device: DeviceLike | None = None) -> Tensor:
+        """Return a row-major tensor filled with ones. BF16 needs the extra ``[bf16]``."""
+        parsed = as_dtype(dtype)
+        return _upload(np.ones(as_shape("ones", shape), parsed.numpy), parsed, as_device(device))
+
+    @staticmethod
+    def arange(
+        start: float,
+        stop: float | None = None,
+        step: float = 1,
+        *,
+        dtype: Any = None,
+        device: DeviceLike | None = None,
+    ) -> Tensor:
+        """Return ``start, start + step, ...`` below `stop` (one argument: from 0 to it), as I64, or F32 if
+        one is a float.
+        """
+        if stop is None:
+            start, stop = 0, start
+        if dtype is None:
+            dtype = "F32" if any(isinstance(value, float) for value in (start, stop, step)) else "I64"
+        if step == 0:
+            raise errors.ParamError("arange: step is 0")
+        parsed = as_dtype(dtype)
+        return _upload(np.arange(start, stop, step).astype(parsed.numpy), parsed, as_device(device))
+
+    @staticmethod
+    def randn(
+        shape: int | Iterable[int],
+        dtype: Any = "F32",
+        device: DeviceLike | None = None,
+        *,
+        seed: int | None = None,
+    ) -> Tensor:
+        """Return normally distributed numbers of mean 0 and variance 1 (floating types); the same seed, the
+        same numbers.
+        """
+        parsed = as_dtype(dtype)
+        if not parsed.is_float:
+            raise errors.DTypeError(f"randn: dtype is {parsed}, needs F16, BF16, F32 or F64")
+        values = np.random.default_rng(seed).standard_normal(as_shape("randn", shape))
+        return _upload(np.asarray(values).astype(parsed.numpy), parsed, as_device(device))
+
+    @staticmethod
+    def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
+        """Return a CPU tensor on the array's own memory: a change of one is seen in the other.
+
+        The tensor of a read-only array is read-only. DTypeError for types this library does not know,
+        StrideError for strides that are no multiple of the item size, ParamError for unaligned memory.
+        """
+        if not isinstance(array, np.ndarray):
+            raise errors.OperandError(f"from_numpy: array is a {type(array).__name__}, needs a NumPy array")
+        dtype = from_numpy_dtype(array.dtype, "from_numpy: dtype of array")
+        layout = (dtype, array.shape, array.strides)
+        element_strides("from_numpy", "array", layout)
+        if not array.flags.aligned:
+            raise errors.ParamError(
+                "from_numpy: array is not aligned to its element type; copy it to an array of its own"
+            )
+        address = int(array.__array_interface__["data"][0])
+        low, high = extent(layout)
+        storage = _Storage(CPU, address + low, high - low, array)
+        return Tensor._make(storage, layout, address, array.flags.writeable)
+
+    @staticmethod
+    def from_blob(
+        pointer: int,
+        shape: int | Iterable[int],
+        dtype: Any = "F32",
+        *,
+        strides: Iterable[int] | None = None,
+        device: DeviceLike = CPU,
+        owner: object = None,
+    ) -> Tensor:
+        """Return a tensor on memory of somebody else.
+
+        `pointer` is the address of the element with index (0, ..., 0); `strides` count elements (None:
+        row-major). `owner` is kept alive as long as the tensor; without one, the caller sees to it that the
+        memory stays.
+        """
+        parsed = as_dtype(dtype)
+        sizes = as_shape("from_blob", shape)
+        steps = (
+            row_major(sizes, parsed.itemsize)
+            if strides is None
+            else _byte_strides("from_blob", strides, sizes, parsed)
+        )
+        layout = (parsed, sizes, steps)
+        low, high = extent(layout)
+        try:
+            address = as_index(pointer)
+        except TypeError:
+            raise errors.OperandError(f"from_blob: pointer is {pointer!r}, needs an int") from None
+        if address == 0 and low != high:
+            raise errors.NullPointerError(f"from_blob: pointer is 0, but shape {sizes} has elements")
+        if not 0 <= address + low <= address + high < 2**64:
+            raise errors.ParamError(
+                f"from_blob: pointer {address:#x} with shape {sizes} leaves the address space"
+            )
+        return Tensor._make(
+            _Storage(as_device(device), address + low, high - low, owner), layout, address, True
+        )
+
+    # ---- what it is --------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> Device:
+        """Where the memory is."""
+        return self._view[0]
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self._view[1][0]
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes, in elements."""
+        return self._view[1][1]
+
+    @property
+    def strides(self) -> Shape:
+        """Strides, in elements; may be zero or negative."""
+        itemsize = self.itemsize
+        return tuple(stride // itemsize for stride in self._view[1][2])
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self._view[1][1])
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return count(self._view[1][1])
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self._view[1][0].itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements, gaps not counted."""
+        return self.size * self.itemsize
+
+    @property
+    def data_ptr(self) -> int:
+        """Address of the element with index (0, ..., 0)."""
+        return address_of(self._view[2])
+
+    @property
+    def writable(self) -> bool:
+        """False for tensors on read-only NumPy arrays, which no operator writes to."""
+        return self._writable
+
+    def is_contiguous(self) -> bool:
+        """Do the elements lie one after the other in row-major order?"""
+        return is_row_major(self._view[1])
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise errors.OperandError("len() of a Tensor without dimensions")
+        return self.shape[0]
+
+    # ---- views -------------------------------------------------------------------------------------------
+
+    def _derive(self, shape: Shape, strides: tuple[int, ...], offset: int = 0) -> Tensor:
+        """A view of the same storage; strides and offset in bytes, already known to stay inside."""
+        return Tensor._make(
+            self._storage, (self.dtype, shape, strides), self.data_ptr + offset, self._writable
+        )
+
+    def permute(self, *dims: Any) -> Tensor:
+        """Return a view with its dimensions in another order: ``permute(2, 0, 1)`` or ``permute((2, 0,
+        1))``.
+        """
+        order = [self._dim("permute", dim) for dim in _flat(dims)]
+        if sorted(order) != list(range(self.ndim)):
+            raise errors.ShapeError(
+                f"permute: dims are {tuple(order)}; needs each of the {self.ndim} dimensions once"
+            )
+        _, shape, strides = self._view[1]
+        return self._derive(tuple(shape[d] for d in order), tuple(strides[d] for d in order))
+
+    def transpose(self, dim0: int, dim1: int) -> Tensor:
+        """Return a view with two dimensions swapped."""
+        order = list(range(self.ndim))
+        dim0, dim1 = self._dim("transpose", dim0), self._dim("transpose", dim1)
+        order[dim0], order[dim1] = dim1, dim0
+        return self.permute(*order)
+
+    @property
+    def T(self) -> Tensor:
+        """A view with the dimensions in reverse order."""
+        return self.permute(*reversed(range(self.ndim)))
+
+    def view(self, *shape: Any) -> Tensor:
+        """Return a view with another shape of the same size; one size may be -1. StrideError if that needs
+        a copy.
+        """
+        sizes = self._reshaped("view", shape)
+        strides = _view_strides(self._view[1], sizes)
+        if strides is None:
+            raise errors.StrideError(
+                f"view: shape {self.shape} with strides {self.strides} cannot be seen as {sizes} without "
+                "a copy; "
+                "reshape copies"
+            )
+        return self._derive(sizes, strides)
+
+    def reshape(self, *shape: Any) -> Tensor:
+        """Return the same elements, in row-major order, with another shape: a view where possible, else a
+        copy.
+        """
+        sizes = self._reshaped("reshape", shape)
+        strides = _view_strides(self._view[1], sizes)
+        if strides is None:
+            return self.contiguous().reshape(sizes)
+        return self._derive(sizes, strides)
+
+    def narrow(self, dim: int, start: int, length: int) -> Tensor:
+        """Return a view of the `length` elements from `start` on in one dimension."""
+        dim = self._dim("narrow", dim)
+        size = self.shape[dim]
+        start, length = _as_int("narrow", "start", start), _as_int("narrow", "length", length)
+        if not (start >= 0 and length >= 0 and start + length <= size):
+            raise errors.TensorIndexError(
+                f"narrow: elements {start} to {start + length} of dimension {dim}, which has {size} "
+                f"(shape {self.shape})"
+            )
+        return self[(slice(None),) * dim + (slice(start, start + length),)]
+
+    def squeeze(self, dim: int | None = None) -> Tensor:
+        """Return a view without the dimensions of size 1, or without one of them."""
+        if dim is not None:
+            dim = self._dim("squeeze", dim)
+            if self.shape[dim] != 1:
+                raise errors.ShapeError(
+                    f"squeeze: dimension {dim} of shape {self.shape} has size {self.shape[dim]}, needs 1"
+                )
+        _, shape, strides = self._view[1]
+        keep = [d for d in range(self.ndim) if (shape[d] != 1 if dim is None else d != dim)]
+        return self._derive(tuple(shape[d] for d in keep), tuple(strides[d] for d in keep))
+
+    def unsqueeze(self, dim: int) -> Tensor:
+        """Return a view with a new dimension of size 1 before dimension `dim`."""
+        ndim = self.ndim + 1
+        dim = _as_int("unsqueeze", "dim", dim)
+        if not -ndim <= dim < ndim:
+            raise errors.TensorIndexError(
+                f"unsqueeze: dim is {dim}, needs {-ndim} to {ndim - 1} (shape {self.shape})"
+            )
+        return self[(slice(None),) * (dim % ndim) + (None,)]
+
+    def as_strided(self, shape: int | Iterable[int], strides: Iterable[int], offset: int = 0) -> Tensor:
+        """Return a view with any shape and strides, in elements, that stays inside the storage; else
+        StrideError.
+
+        `offset` counts elements from this tensor's element (0, ..., 0), and may be negative.
+        """
+        sizes = as_shape("as_strided", shape)
+        steps = _byte_strides("as_strided", strides, sizes, self.dtype)
+        shift = _as_int("as_strided", "offset", offset) * self.itemsize
+        low, high = extent((self.dtype, sizes, steps))
+        begin = self.data_ptr + shift - self._storage.address
+        if low != high and not (begin + low >= 0 and begin + high <= self._storage.nbytes):
+            raise errors.StrideError(
+                f"as_strided: shape {sizes} with strides {tuple(s // self.itemsize for s in steps)} and "
+                f"offset {offset} "
+                f"uses bytes {begin + low} to {begin + high} of a storage of {self._storage.nbytes}"
+            )
+        return self._derive(sizes, steps, shift if low != high else 0)
+
+    def __getitem__(self, index: Index) -> Tensor:
+        """Return a view: integers, slices of any step, ``...`` and ``None``. Index arrays and masks are not
+        taken.
+        """
+        items = index if isinstance(index, tuple) else (index,)
+        given = sum(item is not None and item is not Ellipsis for item in items)
+        dots = sum(item is Ellipsis for item in items)
+        if given > self.ndim or dots > 1:
+            raise errors.TensorIndexError(f"index {index!r} has too many parts for shape {self.shape}")
+        _, shape, strides = self._view[1]
+        sizes: list[int] = []
+        steps: list[int] = []
+        offset = dim = 0
+        for item in items if dots else (*items, Ellipsis):
+            if item is None:
+                sizes.append(1)
+                steps.append(0)
+            elif item is Ellipsis:
+                skip = self.ndim - given
+                sizes.extend(shape[dim : dim + skip])
+                steps.extend(strides[dim : dim + skip])
+                dim += skip
+            elif isinstance(item, slice):
+                try:
+                    start, stop, step = item.indices(shape[dim])
+                except (TypeError, ValueError) as error:
+                    raise errors.OperandError(f"index {index!r}: {error}") from None
+                length = len(range(start, stop, step))
+                offset += start * strides[dim] if length else 0
+                sizes.append(length)
+                steps.append(strides[dim] * step)
+                dim += 1
+            else:
+                offset += self._at(dim, item) * strides[dim]
+                dim += 1
+        return self._derive(tuple(sizes), tuple(steps), offset if 0 not in sizes else 0)
+
+    def _at(self, dim: int, item: object) -> int:
+        if isinstance(item, (bool, np.bool_)) or not hasattr(item, "__index__"):
+            raise errors.OperandError(
+                f"index is {item!r} ({type(item).__name__}); a Tensor takes integers, slices, ... and None"
+            )
+        size = self.shape[dim]
+        try:
+            position = as_index(item)
+        except TypeError as error:
+            raise errors.OperandError(f"index is {item!r}: {error}") from None
+        if not -size <= position < size:
+            raise errors.TensorIndexError(
+                f"index {position} is out of range for dimension {dim} of shape {self.shape}"
+            )
+        return position % size
+
+    def __setitem__(self, index: Index, value: Tensor | np.ndarray[Any, Any]) -> None:
+        self[index].copy_(value)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if not self.shape:
+            raise errors.OperandError("a Tensor without dimensions cannot be iterated over")
+        return (self[i] for i in range(self.shape[0]))
+
+    def _dim(self, op: str, dim: int) -> int:
+        value = _as_int(op, "dim", dim)
+        if not -self.ndim <= value < self.ndim:
+            raise errors.TensorIndexError(
+                f"{op}: dim is {value}, but shape {self.shape} has {self.ndim} dimensions"
+            )
+        return value % self.ndim
+
+    def _reshaped(self, op: str, shape: tuple[Any, ...]) -> Shape:
+        sizes = [_as_int(op, "size", size) for size in _flat(shape)]
+        if sizes.count(-1) == 1:
+            rest = count(tuple(size for size in sizes if size != -1))
+            if rest > 0 and self.size % rest == 0:
+                sizes[sizes.index(-1)] = self.size // rest
+        if min(sizes, default=0) < 0 or count(tuple(sizes)) != self.size:
+            raise errors.ShapeError(
+                f"{op}: {self.size} elements of shape {self.shape} do not make shape {tuple(sizes)}"
+            )
+        return tuple(sizes)
+
+    # ---- copies ------------------------------------------------------------------------------------------
+
+    def contiguous(self) -> Tensor:
+        """Return this tensor if it is row-major, else a row-major copy."""
+        if self.is_contiguous():
+            return self
+        out = _allocate("contiguous", self.shape, self.dtype, self.device)
+        operators.rearrange_(out, self)
+        return out
+
+    def to(self, device: DeviceLike) -> Tensor:
+        """Return this tensor if it is on `device`, else a row-major copy there. Waits until the copy is
+        done.
+        """
+        target = as_device(device)
+        if target is self.device:
+            return self
+        refuse_while_recording("to")
+        source = self.contiguous()
+        out = _allocate("to", self.shape, self.dtype, target)
+        _transfer(out, source)
+        return out
+
+    def copy_(self, source: Tensor | np.ndarray[Any, Any]) -> Tensor:
+        """Copy the elements of a tensor or array of the same shape and dtype, on any device, to this one;
+        returns it.
+
+        Source and destination must not overlap, except that copying a tensor to itself does nothing.
+        """
+        if isinstance(source, np.ndarray):
+            source = Tensor.from_numpy(source)
+        elif not isinstance(source, Tensor):
+            raise errors.OperandError(
+                f"copy_: source is a {type(source).__name__}, needs a Tensor or a NumPy array"
+            )
+        if source.shape != self.shape:
+            raise errors.ShapeError(
+                f"copy_: source is {source.shape}, destination is {self.shape}; nothing is broadcast"
+            )
+        if source.dtype is not self.dtype:
+            raise errors.DTypeError(
+                f"copy_: source is {source.dtype}, destination is {self.dtype}; nothing is converted"
+            )
+        if not self._writable:
+            raise errors.ParamError(f"copy_: destination of shape {self.shape} is read-only")
+        if self._view == source._view:
+            return self
+        if source.device is self.device:
+            operators.rearrange_(self, source)
+        elif self.is_contiguous():
+            refuse_while_recording("copy_")
+            _transfer(self, source.contiguous())
+        else:
+            operators.rearrange_(self, source.to(self.device))
+        return self
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Return a NumPy array on the same memory. DeviceError unless the tensor is on the CPU; DTypeError
+        for types NumPy has not.
+        """
+        if self.device is not CPU:
+            raise errors.DeviceError(f"numpy: the tensor is on {self.device}; use .to('cpu') first")
+        return _as_array(self, self.dtype.numpy)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        array = self.numpy()
+        if dtype is not None and np.dtype(dtype) != array.dtype:
+            if copy is False:
+                raise errors.ParamError(
+                    f"a Tensor of {self.dtype} cannot become an array of {np.dtype(dtype)} without a copy"
+                )
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def _values(self) -> np.ndarray[Any, Any]:
+        """The elements as a NumPy array for people: BF16 widened to F32, types NumPy has not as raw bytes."""
+        refuse_while_recording("reading values")
+        host = self.to(CPU)
+        if host.dtype is DType.BF16:
+            bits = _as_array(host, np.dtype("uint16"))
+            return (bits.astype("uint32") << 16).view("float32")
+        return _as_array(host, host.dtype._numpy or np.dtype((np.void, host.itemsize)))
+
+    def item(self) -> Any:
+        """Return the only element as a Python number."""
+        if self.size != 1:
+            raise errors.ShapeError(f"item: shape {self.shape} has {self.size} elements, needs one")
+        return self._values().item()
+
+    def tolist(self) -> Any:
+        """Return the elements as nested lists of Python numbers."""
+        return self._values().tolist()
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise errors.ParamError(f"the truth value of a Tensor of shape {self.shape} is ambiguous")
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __repr__(self) -> str:
+        if thread.recording is not None:
+            values = f"<no values while recording>, shape={self.shape}"
+            return f"Tensor({values}, dtype={self.dtype}, device={self.device})"
+        text = np.array2string(self._values(), separator=", ", prefix="Tensor(")
+        shape = "" if self.size else f", shape={self.shape}"
+        return f"Tensor({text}{shape}, dtype={self.dtype}, device={self.device})"
+
+    __reduce__ = refuse_pickle
+
+    # ---- operators ---------------------------------------------------------------------------------------
+
+    def __add__(self, other: Any) -> Any:
+        return operators.add(self, other) if isinstance(other, _OPERANDS) else NotImplemented
+
+    def __radd__(self, other: Any) -> Any:
+        return operators.add(other, self) if isinstance(other, _OPERANDS) else NotImplemented
+
+    def __iadd__(self, other: Any) -> Any:
+        return operators.add_(self, self, other) if isinstance(other, _OPERANDS) else NotImplemented
+
+    def __mul__(self, other: Any) -> Any:
+        return operators.mul(self, other) if isinstance(other, _OPERANDS) else NotImplemented
+
+    def __rmul__(self, other: Any) -> Any:
+        return operators.mul(other, self) if isinstance(other, _OPERANDS) else NotImplemented
+
+    def __imul__(self, other: Any) -> Any:
+        return operators.mul_(self, self, other) if isinstance(other, _OPERANDS) else NotImplemented
+
+    def __matmul__(self, other: Any) -> Any:
+        return operators.gemm(self, other) if isinstance(other, _OPERANDS) else NotImplemented
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return operators.gemm(other, self) if isinstance(other, _OPERANDS) else NotImplemented
+
+
+_OPERANDS = (Tensor, np.ndarray)
+
+empty = Tensor.empty
+zeros = Tensor.zeros
+ones = Tensor.ones
+arange = Tensor.arange
+randn = Tensor.randn
+from_numpy = Tensor.from_numpy
+from_blob = Tensor.from_blob
+
+
+def refuse_while_recording(what: str) -> None:
+    """Refuse what a recording cannot hold: it would see values that have not been computed yet."""
+    if thread.recording is not None:
+        raise errors.GraphError(
+            f"{what}: not while a graph is being recorded, because nothing has been computed yet"
+        )
+
+
+def allocate(dtype: DType, shape: Shape, device: Device) -> Tensor:
+    """A row-major tensor with undefined contents, for results of operators."""
+    return _allocate("empty", shape, dtype, device)
+
+
+def _allocate(what: str, shape: Shape, dtype: DType, device: Device) -> Tensor:
+    storage = _Storage.allocate(what, device, count(shape) * dtype.itemsize)
+    return Tensor._make(storage, (dtype, shape, row_major(shape, dtype.itemsize)), storage.address, True)
+
+
+def _upload(array: np.ndarray[Any, Any], dtype: DType, device: Device) -> Tensor:
+    """A row-major tensor with the values of an array of the same element type."""
+    out = _allocate("upload", array.shape, dtype, device)
+    source = Tensor.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+    _transfer(out, source)
+    return out
+
+
+def _transfer(destination: Tensor, source: Tensor) -> None:
+    """Copy the bytes of one row-major tensor to another, on any two devices; waits."""
+    nbytes = source.nbytes
+    if not nbytes:
+        return
+    here, there = source.device, destination.device
+    to, start = destination._view[2], source._view[2]
+    if there is CPU or here is CPU:
+        kind = (
+            lib.INFINIRT_MEMCPY_H2H
+            if here is there
+            else lib.INFINIRT_MEMCPY_H2D
+            if here is CPU
+            else lib.INFINIRT_MEMCPY_D2H
+        )
+        with device_scope(there if here is CPU else here):
+            check(lib.infinirtMemcpy(to, start, nbytes, kind))
+        return
+    # Not every pair of devices reaches each other's memory; the host reaches both.
+    staging = ffi.new("char[]", nbytes)
+    with device_scope(here):
+        check(lib.infinirtMemcpy(staging, start, nbytes, lib.INFINIRT_MEMCPY_D2H))
+    with device_scope(there):
+        check(lib.infinirtMemcpy(to, staging, nbytes, lib.INFINIRT_MEMCPY_H2D))
+
+
+def _as_array(tensor: Tensor, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    if not tensor.size:
+        array = np.empty(tensor.shape, dtype)
+        array.flags.writeable = tensor._writable
+        return array
+    raw: np.ndarray[Any, Any] = np.asarray(_HostView(tensor))
+    # A dtype of the same size changes nothing but the meaning of the bytes, whatever the strides.
+    return raw.view(dtype)
+
+
+def _as_int(op: str, name: str, value: Any) -> int:
+    try:
+        return as_index(value)
+    except TypeError:
+        raise errors.OperandError(f"{op}: {name} is {value!r}, needs an int") from None
+
+
+def _flat(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Accept both f(1, 2) and f((1, 2))."""
+    if len(arguments) == 1 and isinstance(arguments[0], (tuple, list)):
+        return tuple(arguments[0])
+    return arguments
+
+
+def _byte_strides(op: str, strides: Iterable[int], shape: Shape, dtype: DType) -> tuple[int, ...]:
+    steps = tuple(_as_int(op, "stride", stride) * dtype.itemsize for stride in strides)
+    if len(steps) != len(shape):
+        raise errors.StrideError(f"{op}: {len(steps)} strides for shape {shape}, needs {len(shape)}")
+    return steps
+
+
+def _view_strides(layout: Layout, sizes: Shape) -> tuple[int, ...] | None:
+    """Byte strides under which `layout` shows the shape `sizes` of the same number of elements; None if
+    there are none.
+    """
+    dtype, shape, strides = layout
+    if 0 in shape:
+        return row_major(sizes, dtype.itemsize)
+    # Runs of dimensions that one stride walks through, innermost first: [elements left, stride].
+    runs: list[list[int]] = []
+    for size, stride in zip(reversed(shape), reversed(strides)):
+        if size == 1:
+            continue
+        if runs and stride == runs[-1][0] * runs[-1][1]:
+            runs[-1][0] *= size
+        else:
+            runs.append([size, stride])
+    out: list[int] = []
+    step = dtype.itemsize
+    runs.reverse()
+    for size in reversed(sizes):
+        if size == 1:
+            out.append(step)
+            continue
+        if not runs or runs[-1][0] % size:
+            return None
+        run = runs[-1]
+        step = run[1]
+        out.append(step)
+        run[0] //= size
+        run[1] *= size
+        step = run[1]
+        if run[0] == 1:
+            runs.pop()
+    return tuple(reversed(out))

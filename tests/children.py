@@ -1,0 +1,64 @@
+"""Python programs in processes of their own, for what must not happen in the one that runs the tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import infiniop_py
+
+ROOT = Path(infiniop_py.__file__).resolve().parent.parent
+
+
+def run(code: str, *flags: str, cwd: Path | None = None, **environment: str | None) -> str:
+    """Run `code` and return what it printed; a failure shows its standard error. None removes a variable."""
+    done = attempt(code, *flags, cwd=cwd, **environment)
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.stderr == "", done.stderr
+    return done.stdout
+
+
+def attempt(
+    code: str, *flags: str, cwd: Path | None = None, **environment: str | None
+) -> subprocess.CompletedProcess[str]:
+    """Run `code` and return whatever came of it."""
+    env = dict(os.environ)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
+    for name, value in environment.items():
+        if value is None:
+            env.pop(name, None)
+        else:
+            env[name] = value
+    command = [sys.executable, "-W", "error", *flags, "-c", code]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def build_fake_backend(folder: Path) -> Path:
+    """Compile the test-only backend: devices QY:0 and QY:1 with memory that the host cannot touch."""
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
+    source = ROOT / "native" / "tests" / "fake_backend.c"
+    if compiler is None or not source.is_file():
+        pytest.skip("the test backend needs a C compiler and the source tree")
+    library = folder / "libfake_backend.so"
+    include = source.parent.parent / "include"
+    subprocess.run(
+        [
+            compiler,
+            "-shared",
+            "-fPIC",
+            "-I",
+            str(include),
+            str(source),
+            "-o",
+            str(library),
+            "-ldl",
+            "-lpthread",
+        ],
+        check=True,
+    )
+    return library

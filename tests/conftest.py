@@ -1,0 +1,44 @@
+"""What all tests share: reproducible data, the thread count, and a header that says what is being tested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+
+import hypothesis
+import numpy as np
+import pytest
+
+import infiniop_py
+
+# The same examples in every run; `pytest --hypothesis-profile=search` looks for new ones.
+hypothesis.settings.register_profile(
+    "fixed", derandomize=True, deadline=None, database=None, max_examples=150
+)
+hypothesis.settings.register_profile("search", deadline=None, max_examples=5000)
+hypothesis.settings.load_profile("fixed")
+
+
+def pytest_report_header() -> str:
+    return f"infiniop_py {infiniop_py.__version__}, CPU instruction set {infiniop_py.cpu_isa()}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        report.sections.append(("rerun", f"pytest '{item.nodeid}'"))
+    return report
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20240229)
+
+
+@pytest.fixture
+def num_threads() -> Iterator[Callable[[int], None]]:
+    """A function that sets how many threads one native call may use; the default again after the test."""
+    yield infiniop_py.set_num_threads
+    infiniop_py.set_num_threads(0)

@@ -1,0 +1,381 @@
+"""One row per way to be wrong: the exception, its status, its words, and outputs untouched."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import infiniop_py as ip
+from infiniop_py import errors
+
+BUILTIN = {
+    "ParamError": ValueError,
+    "NullPointerError": ValueError,
+    "ShapeError": ValueError,
+    "StrideError": ValueError,
+    "TensorIndexError": IndexError,
+    "OperandError": TypeError,
+    "DTypeError": TypeError,
+    "DeviceError": RuntimeError,
+    "UnsupportedError": NotImplementedError,
+    "WorkspaceError": RuntimeError,
+    "InternalError": RuntimeError,
+    "OutOfMemoryError": MemoryError,
+    "GraphError": RuntimeError,
+    "LibraryError": ImportError,
+}
+CLASSES = [getattr(errors, name) for name in errors.__all__ if name not in ("Status", "InfiniopError")]
+
+
+def test_the_tree_is_the_table() -> None:
+    assert {cls.__name__ for cls in CLASSES} == set(BUILTIN)
+    for cls in CLASSES:
+        assert re.search(rf"[├└]── {cls.__name__}\b", errors.__doc__ or ""), f"{cls.__name__} is not drawn"
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_each_is_also_a_builtin_and_pickles(cls: type[ip.InfiniopError]) -> None:
+    error = cls("what went wrong", status=7)
+    assert isinstance(error, ip.InfiniopError) and isinstance(error, BUILTIN[cls.__name__])
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is cls and str(copy) == "what went wrong" and copy.status == 7
+    assert cls().status in set(errors.Status)
+
+
+@pytest.mark.parametrize("status", [s for s in errors.Status if s], ids=lambda s: s.name)
+def test_every_status_has_a_class(status: errors.Status) -> None:
+    error = errors.from_status(status, "text")
+    assert error.status == status and str(error) == "text"
+    assert type(error).status == status or type(error) is ip.DeviceError
+
+
+def test_an_unknown_status_is_internal() -> None:
+    assert type(errors.from_status(99, "")) is ip.InternalError and errors.from_status(99, "").status == 99
+
+
+# ---- calls that are refused ------------------------------------------------------------------------------
+
+
+def f4(*shape: int) -> np.ndarray[Any, Any]:
+    return np.ones(shape, "f4")
+
+
+def readonly(*shape: int) -> np.ndarray[Any, Any]:
+    array = f4(*shape)
+    array.flags.writeable = False
+    return array
+
+
+def odd_strides() -> np.ndarray[Any, Any]:
+    """F32 elements at every sixth byte."""
+    return np.ndarray((4,), "f4", np.zeros(64, "u1").data, 0, (6,))
+
+
+def unaligned() -> np.ndarray[Any, Any]:
+    return np.zeros(17, "u1")[1:].view("f4")
+
+
+def spread(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array with two elements at one address."""
+    return np.lib.stride_tricks.as_strided(x, (2, 3), (0, 4))
+
+
+@dataclass
+class Row:
+    name: str
+    call: Callable[[], object]
+    error: type[ip.InfiniopError]
+    says: str
+
+
+X, Y = f4(2, 3), f4(3, 4)
+BASE = f4(8)
+
+ROWS = [
+    # operands of a wrong kind
+    Row(
+        "list",
+        lambda: ip.add([1.0], f4(1)),
+        ip.OperandError,
+        "add: a is a list, needs a NumPy array or a Tensor",
+    ),
+    Row("none", lambda: ip.add_(None, f4(1), f4(1)), ip.OperandError, "add: c is a NoneType"),
+    Row("number", lambda: ip.mul(f4(1), 2.0), ip.OperandError, "mul: b is a float"),
+    Row("numpy-scalar", lambda: ip.mul(f4(1), np.float32(2)), ip.OperandError, "mul: b is a float32"),
+    Row("masked", lambda: ip.add(np.ma.ones(3), np.ones(3)), ip.OperandError, "add: a is a MaskedArray"),
+    Row(
+        "weight-none",
+        lambda: ip.add_rms_norm(X, X, None),
+        ip.OperandError,
+        "add_rms_norm: weight is a NoneType",
+    ),
+    Row("y-none", lambda: ip.add_rms_norm_(None, X, X, X, f4(3)), ip.OperandError, "add_rms_norm: y is None"),
+    Row("x-str", lambda: ip.rearrange("x"), ip.OperandError, "rearrange: x is a str"),
+    Row(
+        "alpha-str",
+        lambda: ip.gemm(X, Y, "1"),
+        ip.OperandError,
+        "gemm: alpha is '1' (str), needs a real number",
+    ),
+    Row("beta-complex", lambda: ip.gemm(X, Y, 1, 1j, c=f4(2, 4)), ip.OperandError, "gemm: beta is 1j"),
+    Row(
+        "epsilon",
+        lambda: ip.add_rms_norm(X, X, f4(3), None),
+        ip.OperandError,
+        "add_rms_norm: epsilon is None",
+    ),
+    # element types
+    Row(
+        "mixed",
+        lambda: ip.add(f4(3), np.ones(3)),
+        ip.DTypeError,
+        "add: dtypes differ: out is F32, a is F32, b is F64",
+    ),
+    Row(
+        "mixed-c",
+        lambda: ip.add_(np.ones(3), f4(3), f4(3)),
+        ip.DTypeError,
+        "add: dtypes differ: c is F64, a is F32",
+    ),
+    Row(
+        "mixed-gemm-c",
+        lambda: ip.gemm(X, Y, 1, 1, c=np.ones((2, 4))),
+        ip.DTypeError,
+        "gemm: dtypes differ: c is F64",
+    ),
+    Row("big-endian", lambda: ip.add(f4(3), np.ones(3, ">f4")), ip.DTypeError, "add: dtype of b is '>f4'"),
+    Row(
+        "datetime",
+        lambda: ip.rearrange(np.zeros(3, "M8[s]")),
+        ip.DTypeError,
+        "rearrange: dtype of x is datetime64[s]",
+    ),
+    Row("object", lambda: ip.add(np.array([None]), f4(1)), ip.DTypeError, "add: dtype of a is object"),
+    Row("record", lambda: ip.rearrange(np.zeros(3, "i4,i4")), ip.DTypeError, "rearrange: dtype of x is"),
+    Row("string", lambda: ip.rearrange(np.array(["ab"])), ip.DTypeError, "rearrange: dtype of x is <U2"),
+    Row("longdouble", lambda: ip.mul(np.ones(1, "g"), np.ones(1, "g")), ip.DTypeError, "mul: dtype of a is"),
+    Row("bool-add", lambda: ip.add(np.ones(3, "?"), np.ones(3, "?")), ip.DTypeError, "add: "),
+    Row("int-gemm", lambda: ip.gemm(np.ones((2, 2), "i4"), np.ones((2, 2), "i4")), ip.DTypeError, "gemm: "),
+    Row("int-norm", lambda: ip.add_rms_norm(*[np.ones(3, "i4")] * 3), ip.DTypeError, "add_rms_norm: "),
+    Row(
+        "weight-wide",
+        lambda: ip.add_rms_norm(X, X, np.ones(3)),
+        ip.DTypeError,
+        "weight is F64, but with F32 operands",
+    ),
+    # shapes
+    Row(
+        "inner",
+        lambda: ip.gemm(f4(2, 3), f4(4, 5)),
+        ip.ShapeError,
+        "gemm: inner dimensions differ: a is (2, 3), b is (4, 5); a.shape[-1] must equal b.shape[-2]",
+    ),
+    Row(
+        "vector-a",
+        lambda: ip.gemm(f4(3), f4(3, 4)),
+        ip.ShapeError,
+        "gemm: a is (3,), needs 2 or more dimensions",
+    ),
+    Row(
+        "vector-b",
+        lambda: ip.gemm(f4(2, 3), f4(3)),
+        ip.ShapeError,
+        "gemm: b is (3,), needs 2 or more dimensions",
+    ),
+    Row(
+        "batch",
+        lambda: ip.gemm(f4(2, 2, 3), f4(3, 3, 4)),
+        ip.ShapeError,
+        "gemm: batch dimensions do not broadcast: a is",
+    ),
+    Row(
+        "gemm-out",
+        lambda: ip.gemm(X, Y, out=f4(4, 2)),
+        ip.ShapeError,
+        "gemm: out is (4, 2), but the result is (2, 4)",
+    ),
+    Row(
+        "gemm-c",
+        lambda: ip.gemm(X, Y, 1, 1, c=f4(4)),
+        ip.ShapeError,
+        "gemm: c is (4,), but the result is (2, 4)",
+    ),
+    Row("gemm-c-unused", lambda: ip.gemm(X, Y, c=f4(1, 4)), ip.ShapeError, "gemm: c is (1, 4)"),
+    Row(
+        "gemm_-c",
+        lambda: ip.gemm_(f4(1, 2, 4), X, Y),
+        ip.ShapeError,
+        "gemm: c is (1, 2, 4), but the result is (2, 4)",
+    ),
+    Row(
+        "broadcast",
+        lambda: ip.add(X, f4(4)),
+        ip.ShapeError,
+        "add: shapes do not broadcast: a is (2, 3), b is (4,)",
+    ),
+    Row(
+        "add-out",
+        lambda: ip.add(X, f4(3), out=f4(3)),
+        ip.ShapeError,
+        "add: out is (3,), but a (2, 3) and b (3,) make (2, 3)",
+    ),
+    Row(
+        "add-larger",
+        lambda: ip.mul_(X, f4(3), f4(3)),
+        ip.ShapeError,
+        "mul: c is (2, 3), but a (3,) and b (3,) make (3,)",
+    ),
+    Row("norm-b", lambda: ip.add_rms_norm(X, f4(3), f4(3)), ip.ShapeError, "b is (3,), weight is (3,)"),
+    Row("norm-weight", lambda: ip.add_rms_norm(X, X, f4(2)), ip.ShapeError, "weight is (2,)"),
+    Row(
+        "norm-scalar",
+        lambda: ip.add_rms_norm(f4(), f4(), f4()),
+        ip.ShapeError,
+        "add_rms_norm: shapes do not fit",
+    ),
+    Row(
+        "norm-rank",
+        lambda: ip.add_rms_norm(f4(*[1] * 9), f4(*[1] * 9), f4(1)),
+        ip.ShapeError,
+        "add_rms_norm: ",
+    ),
+    Row(
+        "rearrange", lambda: ip.rearrange_(f4(3, 2), X), ip.ShapeError, "rearrange: y is (3, 2), x is (2, 3)"
+    ),
+    Row("rank-17", lambda: ip.rearrange(f4(*[1] * 17)), ip.ShapeError, "17"),
+    # strides and alignment
+    Row(
+        "odd-strides",
+        lambda: ip.add(odd_strides(), odd_strides()),
+        ip.StrideError,
+        "has strides of (6,) bytes, which are",
+    ),
+    Row("self-overlap", lambda: ip.add(X, X, out=spread(f4(8))), ip.StrideError, "overlap each other"),
+    Row(
+        "norm-stride",
+        lambda: ip.add_rms_norm(f4(2, 6)[:, ::2], f4(2, 3), f4(3)),
+        ip.StrideError,
+        "add_rms_norm: ",
+    ),
+    Row("unaligned", lambda: ip.add(unaligned(), f4(4)), ip.ParamError, "not aligned"),
+    # outputs
+    Row(
+        "readonly-out",
+        lambda: ip.add(X, X, out=readonly(2, 3)),
+        ip.ParamError,
+        "add: out with shape (2, 3) is read-only",
+    ),
+    Row(
+        "readonly-c",
+        lambda: ip.gemm_(readonly(2, 4), X, Y),
+        ip.ParamError,
+        "gemm: c with shape (2, 4) is read-only",
+    ),
+    Row(
+        "readonly-y",
+        lambda: ip.rearrange_(readonly(3), f4(3)),
+        ip.ParamError,
+        "rearrange: y with shape (3,) is read-only",
+    ),
+    Row(
+        "readonly-res",
+        lambda: ip.add_rms_norm(X, X, f4(3), residual_out=readonly(2, 3)),
+        ip.ParamError,
+        "residual_out",
+    ),
+    Row("overlap-add", lambda: ip.add(BASE[1:], BASE[1:], out=BASE[:-1]), ip.ParamError, "add: c overlaps a"),
+    Row(
+        "overlap-gemm",
+        lambda: ip.gemm_(BASE[:4].reshape(2, 2), BASE[2:6].reshape(2, 2), f4(2, 2)),
+        ip.ParamError,
+        "gemm: c",
+    ),
+    Row("overlap-rearrange", lambda: ip.rearrange_(BASE[:4], BASE[:4]), ip.ParamError, "rearrange: "),
+    Row(
+        "overlap-y-res",
+        lambda: ip.add_rms_norm(X, X, f4(3), out=BASE[:6].reshape(2, 3), residual_out=BASE[2:].reshape(2, 3)),
+        ip.ParamError,
+        "add_rms_norm: ",
+    ),
+    Row(
+        "out-overlaps-c",
+        lambda: ip.gemm(f4(2, 2), f4(2, 2), 1, 1, c=BASE[:4].reshape(2, 2), out=BASE[2:6].reshape(2, 2)),
+        ip.ParamError,
+        "gemm: out with shape (2, 2) overlaps c with shape (2, 2)",
+    ),
+    Row(
+        "out-overlaps-a-before-c-is-copied",
+        lambda: ip.gemm(BASE[:4].reshape(2, 2), f4(2, 2), 1, 1, c=f4(2, 2), out=BASE[2:6].reshape(2, 2)),
+        ip.ParamError,
+        "gemm: out with shape (2, 2) overlaps a with shape (2, 2)",
+    ),
+    Row(
+        "c-missing",
+        lambda: ip.gemm(X, Y, 1.0, 0.5),
+        ip.ParamError,
+        "gemm: beta is 0.5, but there is no c to add",
+    ),
+    # devices
+    Row(
+        "device-name", lambda: ip.Device("tpu"), ip.DeviceError, "device type is 'tpu'; known are cpu, nvidia"
+    ),
+    Row("device-form", lambda: ip.Device("cpu:x"), ip.ParamError, "device is 'cpu:x'; needs a form such as"),
+    Row("device-kind", lambda: ip.Device(1.5), ip.OperandError, "device is 1.5"),
+    Row("device-index", lambda: ip.set_device("cpu", 7), ip.DeviceError, "7"),
+    Row(
+        "device-twice",
+        lambda: ip.Device("cpu:0", 1),
+        ip.ParamError,
+        "Device: index is 1, but cpu:0 already has one",
+    ),
+    # threads
+    Row(
+        "threads-0",
+        lambda: ip.num_threads(0).__enter__(),
+        ip.ParamError,
+        "num_threads: n is 0, needs at least 1",
+    ),
+    Row("threads-negative", lambda: ip.set_num_threads(-1), ip.ParamError, "set_num_threads: n is -1"),
+    Row("threads-kind", lambda: ip.set_num_threads(2.0), ip.OperandError, "set_num_threads: n is 2.0"),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_refused(row: Row) -> None:
+    kept = [array.copy() for array in (X, Y, BASE)]
+    with pytest.raises(row.error) as caught:
+        row.call()
+    assert type(caught.value) is row.error
+    assert row.says in str(caught.value)
+    assert caught.value.status == row.error.status or row.error is ip.DeviceError
+    for array, before in zip((X, Y, BASE), kept):
+        np.testing.assert_array_equal(array, before)
+
+
+def test_row_names_are_unique() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "tensor"])
+def test_the_same_refusal_for_a_second_call(kind: str) -> None:
+    """A refused layout leaves nothing in the cache that would let the next call through."""
+    a, b = f4(2, 3), f4(4, 5)
+    if kind == "tensor":
+        a, b = ip.from_numpy(a), ip.from_numpy(b)  # type: ignore[assignment]
+    for _ in range(2):
+        with pytest.raises(ip.ShapeError, match="inner dimensions differ"):
+            ip.gemm(a, b)
+
+
+def test_a_failed_call_leaves_the_cache_and_the_next_call_alone() -> None:
+    size = ip.Add.cache().cache_info().size
+    with pytest.raises(ip.DTypeError):
+        ip.add(np.ones(11, "?"), np.ones(11, "?"))
+    assert ip.Add.cache().cache_info().size == size
+    np.testing.assert_array_equal(ip.add(f4(2), f4(2)), np.full(2, 2, "f4"))

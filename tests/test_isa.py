@@ -1,0 +1,128 @@
+"""Every instruction set of this machine gives right results; moves, sums and products are the same bits on
+all.
+
+The choice is made once per process, so that each set below the best gets processes of its own. The best one
+is what the other tests run on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import cases
+import numpy as np
+import pytest
+from layouts import Array, bits
+
+import infiniop_py
+
+ISAS = ("portable", "avx2", "avx512")  # worst first
+TESTS = Path(__file__).resolve().parent
+_TIMEOUT_S = 600
+
+best_only = pytest.mark.skipif(
+    "INFINIOP_MAX_ISA" in os.environ,
+    reason="INFINIOP_MAX_ISA is set: this process is one of several instruction sets",
+)
+
+
+def _lower_isas() -> tuple[str, ...]:
+    return ISAS[: ISAS.index(infiniop_py.cpu_isa())]
+
+
+def _start(isa: str, *arguments: str) -> subprocess.Popen[str]:
+    environment = dict(os.environ, INFINIOP_MAX_ISA=isa)
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=TESTS.parent,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def _output(child: subprocess.Popen[str]) -> str:
+    try:
+        text, _ = child.communicate(timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        raise
+    assert child.returncode == 0, f"exit status {child.returncode}:\n{text[-6000:]}"
+    return text
+
+
+def _canonical(x: Array) -> Array:
+    """NaN payloads are not part of a result: which operand's survives is up to the instruction."""
+    return np.where(np.isnan(x), np.array(np.nan, x.dtype), x) if x.dtype.name in _FLOAT_NAMES else x
+
+
+_FLOAT_NAMES = {cases.DTYPES[name].name for name in cases.FLOATS}
+
+
+def digests() -> dict[str, str]:
+    """A hash of the outputs that must be the same everywhere, by row."""
+    result = {}
+    for name, case in cases.CASES.items():
+        if case.op == "gemm" or case.edge:
+            continue
+        operands = cases.build(case)
+        initial = {key: operand.view.copy() for key, operand in operands.items()}
+        got = cases.outputs_after(case, operands, initial)
+        got.pop("y" if case.op == "add_rms_norm" else "", None)  # a bound, not bits, is promised for a norm
+        digest = hashlib.sha256()
+        for key in sorted(got):
+            # rearrange moves NaNs unchanged, payload and all
+            digest.update(bits(got[key] if case.op == "rearrange" else _canonical(got[key])).tobytes())
+        result[name] = digest.hexdigest()
+    return result
+
+
+@pytest.fixture(scope="module")
+def table_runs() -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """The table and the rounding tests under each lower set, side by side."""
+    arguments = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "test_ops.py", "test_rounding.py")
+    paths = [str(TESTS / argument) if argument.endswith(".py") else argument for argument in arguments]
+    children = {isa: _start(isa, *paths) for isa in _lower_isas()}
+    yield children
+    for child in children.values():
+        child.kill()
+        child.wait()
+
+
+@best_only
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_environment_caps_the_choice(isa: str) -> None:
+    expected = min(isa, infiniop_py.cpu_isa(), key=ISAS.index)
+    got = _output(_start(isa, "-c", "import infiniop_py; print(infiniop_py.cpu_isa())"))
+    assert got.split() == [expected]
+
+
+@best_only
+@pytest.mark.parametrize("isa", ISAS[:-1])
+def test_table_and_rounding(isa: str, table_runs: dict[str, subprocess.Popen[str]]) -> None:
+    if isa not in table_runs:
+        pytest.skip(f"{isa} is not below the best of this machine, {infiniop_py.cpu_isa()}")
+    assert " passed" in _output(table_runs[isa])
+
+
+@best_only
+def test_same_bits_on_every_isa() -> None:
+    children = {
+        isa: _start(isa, "-c", "import json, test_isa; print(json.dumps(test_isa.digests()))")
+        for isa in _lower_isas()
+    }
+    expected = digests()
+    for isa, child in children.items():
+        got = json.loads(_output(child))
+        different = [name for name in expected if got.get(name) != expected[name]]
+        assert not different, (
+            f"{isa} and {infiniop_py.cpu_isa()} differ in {len(different)} rows: {different[:5]}"
+        )

@@ -1,0 +1,136 @@
+"""Modules import only what lies below them, and nothing at all while they run, except what is optional or
+slow."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import infiniop_py
+
+PACKAGE = Path(infiniop_py.__file__).parent
+
+# From the bottom up. A module may import modules of the lines above its own, and its neighbours further left.
+ORDER = (
+    "errors _log",
+    "_native",
+    "dtypes",
+    "device cpu",
+    "_layout",
+    "tensor",
+    "interop._numpy interop",
+    "dispatcher cache workspace",
+    "_native_op",
+    "graph",
+    "ops._scalars ops._elementwise ops.rearrange ops.gemm ops.add ops.mul ops.add_rms_norm ops",
+    "__init__",
+    "_info _demo _bench",
+    "__main__",
+)
+RANK = {name: rank for rank, name in enumerate(name for line in ORDER for name in line.split())}
+STANDALONE = {"_cffi_build"}  # run by the native build, before there is a package
+INSIDE_IS_FREE = {"_bench"}  # packages of one command, of whose inner order this test knows nothing
+
+# What may be imported inside a function: optional packages, and what only a fall-back needs.
+LATE = {
+    "_native": {"ctypes", "importlib"},
+    "dtypes": {"ml_dtypes"},
+    "_cffi_build": {"cffi"},
+    "_demo": {"torch", "ml_dtypes", "importlib"},
+}
+
+
+def _place(name: str) -> str:
+    """A module's name in ORDER."""
+    package = name.split(".")[0]
+    return package if package in INSIDE_IS_FREE else name
+
+
+def _modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts[0] in ("_lib", "examples"):
+            continue
+        name = ".".join(parts)
+        found[name if name == "__init__" else name.removesuffix(".__init__")] = path
+    return found
+
+
+def _imports(name: str, tree: ast.AST) -> set[str]:
+    """The package's modules that a module imports, by their names in ORDER."""
+    package = ["infiniop_py", *name.split(".")]
+    if name == "__init__":
+        package = ["infiniop_py"]
+    elif MODULES[name].name != "__init__.py":
+        package.pop()
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            targets = [f"{module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for target in targets:
+            if target.split(".")[0] != "infiniop_py":
+                continue
+            inner = target.removeprefix("infiniop_py").removeprefix(".")
+            while inner and inner not in RANK:
+                inner = inner.rpartition(".")[0]
+            found.add(inner or "__init__")
+    return found - {name}
+
+
+MODULES = _modules()
+
+
+def test_every_module_has_a_place() -> None:
+    assert {_place(name) for name in MODULES} - STANDALONE <= set(RANK)
+    assert set(RANK) - {_place(name) for name in MODULES} <= {"_demo", "_bench"}
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name not in STANDALONE])
+def test_imports_point_down(name: str) -> None:
+    imported = _imports(name, ast.parse(MODULES[name].read_text(encoding="utf-8")))
+    above = {other for other in imported - {_place(name)} if RANK[other] >= RANK[_place(name)]}
+    assert not above, f"{name} imports {sorted(above)}, which do not lie below it"
+
+
+def test_the_import_reader_sees_each_form() -> None:
+    """The rule above would hold for anything if the reader of imports saw nothing."""
+    tree = ast.parse(
+        "from . import errors\nfrom .. import _native\nfrom ..graph import Graph\nimport infiniop_py.cache"
+    )
+    assert _imports("ops.gemm", tree) == {"_native", "graph", "cache", "ops"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_import_dodges_the_order(name: str) -> None:
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    late = set()
+    for function in ast.walk(tree):
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Import):
+                    late |= {alias.name.split(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom):
+                    late.add((node.module or "").split(".")[0] if not node.level else ".")
+    assert late <= LATE.get(name, set())
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "_native"])
+def test_only_one_module_imports_cffi(name: str) -> None:
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    names = {
+        alias.name.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    } | {(node.module or "").split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not names & {"_cffi_backend"}
+    assert "cffi" not in names or name == "_cffi_build"

@@ -1,0 +1,115 @@
+"""Every row of the table of operator cases, at the instruction set in use; and legal overlaps of memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from cases import CALLS, CASES, DTYPES, FLOATS, N_OUTPUTS, OPERANDS, Case, run
+from layouts import Array, bits
+from reference import assert_gemm, assert_rms_norm, assert_same_bits, elementwise
+
+import infiniop_py
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_case(case: Case, num_threads: Callable[[int], None]) -> None:
+    run(case, num_threads)
+
+
+def _interleaved(
+    shape: tuple[int, ...], dtype: str, count: int, rng: np.random.Generator
+) -> tuple[Array, list[Array]]:
+    """`count` arrays whose elements take turns in one buffer: they share a range, but no byte."""
+    buffer = rng.standard_normal((*shape, count)).astype(DTYPES[dtype])
+    return buffer, [buffer[..., i] for i in range(count)]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_one_array_as_several_operands(dtype: str, rng: np.random.Generator) -> None:
+    """Inputs may share memory in any way; add and mul may write over both inputs at once."""
+    x = rng.standard_normal((40, 40)).astype(DTYPES[dtype])
+    old = x.copy()
+    assert_gemm(infiniop_py.gemm(x, x.T), old, old, old.T, 1.0, 0.0, exact_data=False)
+    assert_same_bits(infiniop_py.add(x[1:], x[:-1]), elementwise("add", old[1:], old[:-1]))
+    y, residual = infiniop_py.add_rms_norm(x, x, x[0])
+    assert_same_bits(residual, elementwise("add", old, old))
+    assert_rms_norm(y, residual, old[0], 1e-5)
+    assert_same_bits(x, old)
+    for op, function in (("add", infiniop_py.add_), ("mul", infiniop_py.mul_)):
+        c = x.copy()
+        function(c, c, c)
+        assert_same_bits(c, elementwise(op, old, old))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", CALLS)
+def test_partial_overlap_is_refused(op: str, dtype: str, rng: np.random.Generator) -> None:
+    """Each output one element off each input, and gemm's c as its a or b: refused, and nothing is written."""
+    depth = 8
+    names = OPERANDS[op]
+    for output, source in itertools.product(names[: N_OUTPUTS[op]], names[N_OUTPUTS[op] :]):
+        for shift in (-1, 1, 0) if op in ("gemm", "rearrange") else (-1, 1):
+            buffer = rng.standard_normal(depth * depth + 2).astype(DTYPES[dtype])
+            operands = {name: rng.standard_normal((depth, depth)).astype(buffer.dtype) for name in names}
+            if op == "add_rms_norm":
+                operands["weight"] = operands["weight"][0]
+            operands[output] = buffer[1:-1].reshape(depth, depth)
+            shared = buffer[1 + shift : len(buffer) - 1 + shift]
+            operands[source] = shared.reshape(depth, depth) if source != "weight" else shared[:depth]
+            before = {name: operand.copy() for name, operand in operands.items()}
+            with pytest.raises(infiniop_py.InfiniopError, match=op):
+                CALLS[op](Case(op, dtype, tuple(x.shape for x in operands.values())), operands)
+            for name in names:
+                assert_same_bits(operands[name], before[name], f"{name}, refused because of {source}")
+
+
+def test_overlap_by_part_of_an_element_is_refused(rng: np.random.Generator) -> None:
+    """Half a complex number, aligned to its parts; an F16 output in the upper half of an F32 weight."""
+    raw = rng.standard_normal(33)
+    before = raw.copy()
+    for first, second in ((raw[:32], raw[1:]), (raw[1:], raw[:32])):
+        with pytest.raises(infiniop_py.InfiniopError, match="rearrange"):
+            infiniop_py.rearrange_(first.view(np.complex128), second.view(np.complex128))
+
+    weight = rng.standard_normal(1).astype(np.float32)
+    half = weight.view(np.float16)
+    a, b, free = (rng.standard_normal((1, 1)).astype(np.float16) for _ in range(3))
+    halves = half.copy()
+    for part in (half[:1], half[1:]):
+        with pytest.raises(infiniop_py.InfiniopError, match="add_rms_norm"):
+            infiniop_py.add_rms_norm_(part.reshape(1, 1), free, a, b, weight)
+        with pytest.raises(infiniop_py.InfiniopError, match="add_rms_norm"):
+            infiniop_py.add_rms_norm_(free, part.reshape(1, 1), a, b, weight)
+    assert_same_bits(raw, before)
+    assert_same_bits(half, halves)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_interleaved_operands_share_no_byte(dtype: str, rng: np.random.Generator) -> None:
+    """The exact overlap test, not byte ranges, decides what is refused."""
+    _, (c, a, b) = _interleaved((7, 9), dtype, 3, rng)
+    for op, function in (("add", infiniop_py.add_), ("mul", infiniop_py.mul_)):
+        old_a, old_b = a.copy(), b.copy()
+        function(c, a, b)
+        assert_same_bits(c, elementwise(op, old_a, old_b))
+        assert_same_bits(a, old_a)
+        assert_same_bits(b, old_b)
+
+    _, (c, a, b) = _interleaved((6, 6), dtype, 3, rng)
+    old_c, old_a, old_b = c.copy(), a.copy(), b.copy()
+    infiniop_py.gemm_(c, a, b, 1.0, 1.0)
+    assert_gemm(c, old_c, old_a, old_b, 1.0, 1.0, exact_data=False)
+
+    _, (y, x) = _interleaved((5, 11), dtype, 2, rng)
+    infiniop_py.rearrange_(y, x)
+    np.testing.assert_array_equal(bits(y), bits(x))
+
+    rows = rng.standard_normal((6, 4, 16)).astype(DTYPES[dtype])
+    y, residual_out, a, b = (rows[:, i] for i in range(4))
+    weight = rng.standard_normal(16).astype(DTYPES[dtype])
+    infiniop_py.add_rms_norm_(y, residual_out, a, b, weight)
+    assert_same_bits(residual_out, elementwise("add", a, b))
+    assert_rms_norm(y, residual_out, weight, 1e-5)

@@ -1,0 +1,470 @@
+"""Properties of the operators over random shapes and views: against the reference, against each other, and
+against themselves at other times, in other threads and in other processes."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import platform
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import CALLS, CASES, DTYPES, FLOATS, INTEGERS, Case, build, outputs_after, run, views
+from hypothesis import given
+from hypothesis import strategies as st
+from layouts import LAYOUTS, OUTPUT_LAYOUTS, ROW_LAYOUTS, Array, Shape, bits
+from reference import assert_gemm, assert_rms_norm, assert_same_bits, elementwise
+
+import infiniop_py
+
+_FORK_TIMEOUT_S = 60.0
+
+# ---- random rows -------------------------------------------------------------------------------------------
+
+floats = st.sampled_from(FLOATS)
+numbers = st.sampled_from(FLOATS + INTEGERS)
+any_layout = st.sampled_from(tuple(LAYOUTS))
+output_layout = st.sampled_from(OUTPUT_LAYOUTS)
+row_layout = st.sampled_from((*ROW_LAYOUTS, "first_zero"))
+sizes = st.one_of(st.integers(0, 9), st.integers(10, 70))
+shapes = st.lists(sizes, max_size=5).map(tuple).filter(lambda shape: math.prod(shape) <= 20000)
+scalars = st.sampled_from((1.0, 0.0, -0.5, 2.0))
+
+
+@st.composite
+def _gemm_rows(draw: st.DrawFn) -> Case:
+    m, n, k = draw(sizes), draw(sizes), draw(st.one_of(sizes, st.integers(250, 260)))
+    batch = draw(st.lists(st.integers(0, 3), max_size=2).map(tuple))
+    a_batch, b_batch = (_droppable(draw, batch) for _ in range(2))
+    full = np.broadcast_shapes(a_batch, b_batch)
+    return Case(
+        "gemm",
+        draw(floats),
+        ((*full, m, n), (*a_batch, m, k), (*b_batch, k, n)),
+        (draw(output_layout), draw(any_layout), draw(any_layout)),
+        draw(st.sampled_from(("", "normal"))),
+        draw(scalars),
+        draw(scalars),
+    )
+
+
+def _droppable(draw: st.DrawFn, shape: Shape) -> Shape:
+    """A shape that broadcasts to `shape`: some sizes replaced by 1, some leading ones left out."""
+    ones = tuple(1 if draw(st.booleans()) else size for size in shape)
+    return ones[draw(st.integers(0, len(ones))) :]
+
+
+@st.composite
+def _elementwise_rows(draw: st.DrawFn) -> Case:
+    shape = draw(shapes)
+    a, b = _droppable(draw, shape), _droppable(draw, shape)
+    c = np.broadcast_shapes(a, b)
+    layouts = draw(output_layout), draw(any_layout), draw(any_layout)
+    return Case(draw(st.sampled_from(("add", "mul"))), draw(numbers), (c, a, b), layouts)
+
+
+@st.composite
+def _norm_rows(draw: st.DrawFn) -> Case:
+    dtype = draw(floats)
+    shape = (*draw(st.lists(st.integers(0, 5), max_size=3)), draw(st.one_of(sizes, st.integers(250, 260))))
+    layouts = tuple(draw(st.sampled_from(ROW_LAYOUTS)) for _ in range(2)) + tuple(
+        draw(row_layout) for _ in range(2)
+    )
+    if len(shape) == 1:
+        layouts = tuple("C" if layout == "first_zero" else layout for layout in layouts)
+    weight = draw(st.sampled_from(("", "f32", "f16", "bf16"))) if dtype in ("f16", "bf16") else ""
+    epsilon = draw(st.sampled_from((1e-5, 1e-6, 0.5)))
+    shapes_ = (shape,) * 4 + (shape[-1:],)
+    return Case(
+        "add_rms_norm",
+        dtype,
+        shapes_,
+        layouts,
+        epsilon=epsilon,
+        weight_dtype=weight if weight != dtype else "",
+    )
+
+
+@st.composite
+def _rearrange_rows(draw: st.DrawFn) -> Case:
+    shape = draw(shapes)
+    dtype = draw(st.sampled_from(tuple(DTYPES)))
+    return Case("rearrange", dtype, (shape, shape), (draw(output_layout), draw(any_layout)))
+
+
+def _no_thread_choice(count: int) -> None:
+    """Random rows run with the default number of threads."""
+
+
+@given(_gemm_rows())
+def test_random_gemm(case: Case) -> None:
+    run(case, _no_thread_choice, (1,))
+
+
+@given(_elementwise_rows())
+def test_random_add_and_mul(case: Case) -> None:
+    run(case, _no_thread_choice, (1,))
+
+
+@given(_norm_rows())
+def test_random_add_rms_norm(case: Case) -> None:
+    run(case, _no_thread_choice, (1,))
+
+
+@given(_rearrange_rows())
+def test_random_rearrange(case: Case) -> None:
+    run(case, _no_thread_choice, (1,))
+
+
+@given(data=st.data(), dtype=st.sampled_from(tuple(DTYPES)))
+def test_rearrange_undoes_itself(data: st.DataObject, dtype: str) -> None:
+    """Any sequence of slices, flips and transposes of x; there and back with the inverse permutation."""
+    shape = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=5).map(tuple))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    raw = rng.integers(0, 2, (math.prod(shape), DTYPES[dtype].itemsize), np.uint8)
+    x = raw.view(DTYPES[dtype]).reshape(shape)
+    order = tuple(data.draw(st.permutations(range(len(shape)))))
+    steps = tuple(slice(None, None, data.draw(st.sampled_from((1, 2, -1, -3)))) for _ in shape)
+    view = x[steps]
+    turned = infiniop_py.rearrange(view.transpose(order))
+    back = infiniop_py.rearrange(turned.transpose(np.argsort(order)))
+    np.testing.assert_array_equal(bits(turned), bits(view.transpose(order)))
+    np.testing.assert_array_equal(bits(back), bits(view))
+
+
+# ---- one result against another ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", FLOATS + INTEGERS)
+def test_add_and_mul_commute(dtype: str) -> None:
+    for op in ("add", "mul"):
+        case = CASES[f"{op}-{dtype}-1025"]
+        operands = views(build(case))
+        function = {"add": infiniop_py.add, "mul": infiniop_py.mul}[op]
+        assert_same_bits(function(operands["a"], operands["b"]), function(operands["b"], operands["a"]))
+
+
+def _normal(rng: np.random.Generator, dtype: str, *shape: int) -> Array:
+    return rng.standard_normal(shape).astype(DTYPES[dtype])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_transposed_product_is_the_product_of_transposes(dtype: str, rng: np.random.Generator) -> None:
+    """Both are held to the bound of the product; they need not have the same bits."""
+    a, b = _normal(rng, dtype, 37, 259), _normal(rng, dtype, 259, 66)
+    nothing = np.zeros((37, 66), a.dtype)
+    assert_gemm(infiniop_py.gemm(a, b), nothing, a, b, 1.0, 0.0, exact_data=False)
+    assert_gemm(np.ascontiguousarray(infiniop_py.gemm(b.T, a.T).T), nothing, a, b, 1.0, 0.0, exact_data=False)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("k", [1, 7, 64, 259, 1030])
+def test_rows_columns_and_blocks_do_not_depend_on_their_neighbours(
+    dtype: str, k: int, rng: np.random.Generator
+) -> None:
+    """The order of accumulation depends on K alone: any part of the product, computed alone, has its bits."""
+    m, n = 45, 131
+    a, b, c = _normal(rng, dtype, m, k), _normal(rng, dtype, k, n), _normal(rng, dtype, m, n)
+    whole = infiniop_py.gemm(a, b, 0.75, 0.5, c=c)
+    parts = [(slice(i, i + 1), slice(None)) for i in (0, 1, 17, 44)]
+    parts += [(slice(None), slice(j, j + 1)) for j in (0, 1, 77, 130)]
+    parts += [(slice(3, 20), slice(10, 75)), (slice(7, 8), slice(9, 10)), (slice(40, 45), slice(97, 131))]
+    parts += [(slice(0, 4), slice(None)), (slice(None), slice(0, 16))]
+    for rows, columns in parts:
+        got = infiniop_py.gemm(a[rows], b[:, columns], 0.75, 0.5, c=c[rows, columns])
+        assert_same_bits(got, np.ascontiguousarray(whole[rows, columns]), f"rows {rows}, columns {columns}")
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_batch_item_is_the_single_product(dtype: str, rng: np.random.Generator) -> None:
+    a, b = _normal(rng, dtype, 5, 19, 130), _normal(rng, dtype, 5, 130, 35)
+    batched = infiniop_py.gemm(a, b)
+    shared = infiniop_py.gemm(a, b[2])
+    for i in range(5):
+        assert_same_bits(batched[i], infiniop_py.gemm(a[i], b[i]), f"item {i}")
+        assert_same_bits(shared[i], infiniop_py.gemm(a[i], b[2]), f"item {i}, shared b")
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_norm_is_add_and_then_a_norm(dtype: str, rng: np.random.Generator) -> None:
+    """y computed from a and b has the bits of y computed from their rounded sum and zeros."""
+    a, b, weight = _normal(rng, dtype, 6, 259), _normal(rng, dtype, 6, 259), _normal(rng, dtype, 259)
+    y, residual = infiniop_py.add_rms_norm(a, b, weight)
+    assert_same_bits(residual, infiniop_py.add(a, b))
+    again, _ = infiniop_py.add_rms_norm(residual, np.zeros_like(a), weight)
+    assert_same_bits(y, again)
+    row, _ = infiniop_py.add_rms_norm(a[4], b[4], weight)
+    assert_same_bits(y[4], row)
+
+
+# ---- the same bits every time ------------------------------------------------------------------------------
+
+_REPEATED = {
+    "gemm": ((96, 200), (96, 700), (700, 200)),
+    "add": ((300, 517),) * 3,
+    "mul": ((300, 517),) * 3,
+    "add_rms_norm": ((200, 259),) * 4 + ((259,),),
+    "rearrange": ((300, 517),) * 2,
+}
+_REPEATED_LAYOUTS = {
+    "gemm": ("C", "T", "padded"),
+    "add": ("C", "T"),
+    "mul": ("padded", "T"),
+    "rearrange": ("C", "T"),
+}
+
+
+def _repeated(op: str, dtype: str) -> Case:
+    data = "normal" if op == "gemm" else ""
+    beta = 0.5 if op == "gemm" else 0.0
+    layouts = _REPEATED_LAYOUTS.get(op, ())
+    return Case(op, dtype, _REPEATED[op], layouts, data, beta=beta, epsilon=2.0**-16)  # exact in F32
+
+
+class _Repeat:
+    """Runs one row again and again; each result must have the bits of the first."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.operands = build(case)
+        self.initial = {name: operand.view.copy() for name, operand in self.operands.items()}
+        self.first = outputs_after(case, self.operands, self.initial)
+
+    def check(self, when: str) -> None:
+        self.compare(outputs_after(self.case, self.operands, self.initial), when)
+
+    def compare(self, got: dict[str, Array], when: str) -> None:
+        for name, value in got.items():
+            np.testing.assert_array_equal(bits(value), bits(self.first[name]), f"{name}: {when}")
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", CALLS)
+def test_same_bits_every_time(op: str, dtype: str, num_threads: Callable[[int], None]) -> None:
+    repeat = _Repeat(_repeated(op, dtype))
+    for count in (1, 2, 3, 8, 0):
+        num_threads(count)
+        for _ in range(4):
+            repeat.check(f"{count} threads")
+
+    thread = _Caught(lambda: repeat.check("in a new thread, whose caches are empty"))
+    thread.finish()
+
+    for size in range(1, 130):  # more shapes than a cache of descriptors holds
+        x = np.ones((size, size), DTYPES[dtype])
+        infiniop_py.gemm(x[:1], x)
+        infiniop_py.add(x[0], x[0])
+        infiniop_py.mul(x[0], x[0])
+        infiniop_py.add_rms_norm(x[0], x[0], x[0])
+        infiniop_py.rearrange(x[0])
+    repeat.check("after its descriptor was evicted")
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("op", CALLS)
+def test_a_graph_gives_the_bits_of_the_eager_call(op: str, dtype: str) -> None:
+    repeat = _Repeat(_repeated(op, dtype))
+    case, operands = repeat.case, repeat.operands
+    with infiniop_py.Graph() as graph:
+        CALLS[op](case, views(operands))
+    for replay in range(3):
+        for name in case.outputs:
+            operands[name].view[...] = repeat.initial[name]
+        graph.run()
+        repeat.compare({name: operands[name].view.copy() for name in case.outputs}, f"replay {replay}")
+        for name, operand in operands.items():
+            operand.assert_guards_intact(name)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_addresses_do_not_change_the_bits(dtype: str, rng: np.random.Generator) -> None:
+    """Operands that start at every element offset within two cache lines."""
+    a, b, weight = _normal(rng, dtype, 9, 300), _normal(rng, dtype, 300, 40), _normal(rng, dtype, 300)
+    product = infiniop_py.gemm(a, b)
+    norm = infiniop_py.add_rms_norm(a, a, weight)[0]
+    raw = np.empty(b.size + 200, a.dtype)
+    for offset in range(0, 128 // a.dtype.itemsize, 3):
+        moved_b = raw[offset : offset + b.size].reshape(b.shape)
+        moved_b[...] = b
+        assert_same_bits(infiniop_py.gemm(a, moved_b), product, f"gemm, b at {offset}")
+        moved_a = raw[offset : offset + a.size].reshape(a.shape)
+        moved_a[...] = a
+        assert_same_bits(infiniop_py.gemm(moved_a, b), product, f"gemm, a at {offset}")
+        assert_same_bits(
+            infiniop_py.add_rms_norm(moved_a, a, weight)[0], norm, f"add_rms_norm, a at {offset}"
+        )
+
+
+# ---- threads and processes ---------------------------------------------------------------------------------
+
+
+class _Caught(threading.Thread):
+    """A started thread whose exception is raised again by finish()."""
+
+    def __init__(self, target: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
+        self._work, self._error = target, None  # type: tuple[Callable[[], None], BaseException | None]
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._error = error
+
+    def finish(self, timeout_s: float = _FORK_TIMEOUT_S) -> None:
+        self.join(timeout_s)
+        assert not self.is_alive(), f"a thread still runs after {timeout_s} s"
+        if self._error is not None:
+            raise self._error
+
+
+def _all_operators_once(seed: int, size: int) -> None:
+    """Every operator on shapes made from `size`, large enough to be shared among threads, checked."""
+    rng = np.random.default_rng(seed)
+    dtype = FLOATS[seed % len(FLOATS)]
+    m, n, k = 32 + size, 70, 40 + size
+    a, b = (
+        rng.integers(-4, 5, (m, k)).astype(DTYPES[dtype]),
+        rng.integers(-4, 5, (k, n)).astype(DTYPES[dtype]),
+    )
+    assert_gemm(infiniop_py.gemm(a, b), np.zeros((m, n), a.dtype), a, b, 1.0, 0.0, exact_data=True)
+    x, z, weight = (_normal(rng, dtype, *shape) for shape in ((200 + size, 301), (200 + size, 301), (301,)))
+    assert_same_bits(infiniop_py.add(x, z), elementwise("add", x, z))
+    assert_same_bits(infiniop_py.mul(x.T, z.T), np.ascontiguousarray(elementwise("mul", x, z).T))
+    y, residual = infiniop_py.add_rms_norm(x, z, weight)
+    assert_same_bits(residual, elementwise("add", x, z))
+    assert_rms_norm(y, residual, weight, 1e-5)
+    np.testing.assert_array_equal(bits(infiniop_py.rearrange(x.T)), bits(x.T))
+
+
+def test_eight_threads_at_once() -> None:
+    """Each with shapes of its own, all sharing the pool of native threads."""
+    start = threading.Barrier(8)
+
+    def work(thread: int) -> None:
+        start.wait()
+        for i in range(12):
+            _all_operators_once(seed=100 * thread + i, size=8 * i + thread)
+
+    threads = [_Caught(lambda thread=thread: work(thread)) for thread in range(8)]  # type: ignore[misc]
+    for thread in threads:
+        thread.finish()
+
+
+def test_a_thread_limits_itself_only(num_threads: Callable[[int], None]) -> None:
+    num_threads(3)
+    seen: list[int] = []
+    with infiniop_py.num_threads(1):
+        _Caught(lambda: seen.append(infiniop_py.get_num_threads())).finish()
+        assert infiniop_py.get_num_threads() == 1
+    assert infiniop_py.get_num_threads() == 3
+    assert seen == [3]
+
+
+def _in_child(work: Callable[[], Any]) -> None:
+    """Run `work` in a forked child; fail when it raises, crashes or does not end in time."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking while threads run is what is tested
+        pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException as error:
+            os.write(2, f"in the child: {error!r}\n".encode())
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + _FORK_TIMEOUT_S
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            break
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            pytest.fail(f"the child hangs: killed after {_FORK_TIMEOUT_S} s")
+        time.sleep(0.005)
+    assert status == 0, f"the child ended with wait status {status}"
+
+
+@contextmanager
+def _threads_computing(count: int) -> Iterator[None]:
+    stop = threading.Event()
+
+    def work(thread: int) -> None:
+        size = 0
+        while not stop.is_set():
+            _all_operators_once(seed=thread, size=size % 64)
+            size += 1
+
+    threads = [_Caught(lambda thread=thread: work(thread)) for thread in range(count)]  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.finish()
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_fork_after_use(count: int, num_threads: Callable[[int], None]) -> None:
+    num_threads(count)
+    _all_operators_once(seed=1, size=30)  # starts the pool
+    for i in range(5):
+        _in_child(lambda: _all_operators_once(seed=i, size=31))  # noqa: B023
+    _all_operators_once(seed=2, size=32)
+
+
+def test_fork_in_a_fork(num_threads: Callable[[int], None]) -> None:
+    num_threads(2)
+    _all_operators_once(seed=1, size=30)
+
+    def child() -> None:
+        _all_operators_once(seed=2, size=31)
+        _in_child(lambda: _all_operators_once(seed=3, size=32))
+        _all_operators_once(seed=4, size=33)
+
+    _in_child(child)
+
+
+_UPWARD = {"x86_64": 0x800, "aarch64": 0x400000}  # FE_UPWARD of <fenv.h>
+
+
+@pytest.mark.skipif(platform.machine() not in _UPWARD, reason="FE_UPWARD is not known for this processor")
+def test_the_callers_rounding_mode_is_neither_used_nor_changed(num_threads: Callable[[int], None]) -> None:
+    """In a child, so that its native threads, too, start with another rounding mode than to nearest."""
+    num_threads(3)
+    libm = ctypes.CDLL("libm.so.6")
+    repeats = [_Repeat(_repeated(op, dtype)) for op in CALLS for dtype in FLOATS]
+
+    def child() -> None:
+        upward = _UPWARD[platform.machine()]
+        for repeat in repeats:
+            for name in repeat.case.outputs:
+                repeat.operands[name].view[...] = repeat.initial[name]
+            libm.fesetround(upward)
+            CALLS[repeat.case.op](repeat.case, views(repeat.operands))
+            after = libm.fegetround()
+            libm.fesetround(0)
+            assert after == upward
+            got = {name: repeat.operands[name].view.copy() for name in repeat.case.outputs}
+            repeat.compare(got, "rounding upward in the caller")
+
+    _in_child(child)
+
+
+def test_fork_while_other_threads_compute() -> None:
+    with _threads_computing(3):
+        for i in range(20):
+            _in_child(lambda: _all_operators_once(seed=i, size=i))  # noqa: B023
+            _all_operators_once(seed=i, size=i + 1)
