@@ -53,6 +53,10 @@ void test_self_overlap() {
         CHECK(overlaps_itself(x) == expected);
     }
     CHECK(overlapping > 2000 && overlapping < 18000); // both answers were asked for
+    InfiniOperand none = random_operand(2, 3, 1, INFINI_DTYPE_F32);
+    none.shape[0] = 2;
+    none.shape[1] = none.stride[0] = none.stride[1] = 0;
+    CHECK(!overlaps_itself(none)); // no element, whatever the strides
 }
 
 void test_overlap() {

@@ -148,9 +148,9 @@ bool overlaps_itself(const InfiniOperand &operand) {
     struct Dim {
         int64_t stride, steps;
     } dims[INFINI_MAX_DIMS];
+    if (element_count(operand) == 0) return false;
     int n = 0;
     for (int d = 0; d < operand.ndim; ++d) {
-        if (operand.shape[d] == 0) return false;
         if (operand.shape[d] == 1) continue;
         if (operand.stride[d] == 0) return true;
         dims[n++] = {std::abs(operand.stride[d]), operand.shape[d] - 1};
