@@ -2,22 +2,21 @@
 
 ::
 
-    InfiniopError ├── ParamError(ValueError)            a value out of its set, an overlap, a read-only
-    output     BAD_PARAM │   └── NullPointerError              NULL where memory is needed
-    NULL_POINTER ├── ShapeError(ValueError)            rank or sizes do not fit
-    BAD_TENSOR_SHAPE ├── StrideError(ValueError)           strides the operator cannot take
-    BAD_TENSOR_STRIDES ├── TensorIndexError(IndexError, ValueError)    an index or dimension out of range
-    BAD_PARAM ├── OperandError(TypeError)           an argument of a kind that is not taken
-    BAD_PARAM ├── DTypeError(TypeError)             an element type that is not taken, or mixed types
-    BAD_TENSOR_DTYPE ├── DeviceError(RuntimeError)         no such device, or operands on two devices
-    DEVICE_TYPE_NOT_SUPPORTED, │                                     DEVICE_NOT_FOUND, _NOT_INITIALIZED,
-    _ARCHITECTURE_NOT_SUPPORTED ├── UnsupportedError(NotImplementedError)    legal, but this device has no
-    code for it    NOT_IMPLEMENTED ├── WorkspaceError(RuntimeError)      the workspace is too small
-    INSUFFICIENT_WORKSPACE ├── InternalError(RuntimeError)       a fault of the library, the driver or the
-    system     INTERNAL_ERROR ├── OutOfMemoryError(MemoryError)     an allocation failed
-    INTERNAL_ERROR ├── GraphError(RuntimeError)          recording or replaying out of order
-    BAD_PARAM └── LibraryError(ImportError)         the native library cannot be used
-    INTERNAL_ERROR
+    InfiniopError
+    ├── ParamError(ValueError)                    BAD_PARAM: a wrong value, an overlap, a read-only output
+    │   └── NullPointerError                      NULL_POINTER: NULL where memory is needed
+    ├── ShapeError(ValueError)                    BAD_TENSOR_SHAPE: rank or sizes do not fit
+    ├── StrideError(ValueError)                   BAD_TENSOR_STRIDES: strides the operator cannot take
+    ├── TensorIndexError(IndexError, ValueError)  BAD_PARAM: an index or dimension out of range
+    ├── OperandError(TypeError)                   BAD_PARAM: an argument of a kind that is not taken
+    ├── DTypeError(TypeError)                     BAD_TENSOR_DTYPE: a type that is not taken, or mixed types
+    ├── DeviceError(RuntimeError)                 DEVICE_...: no such device, or operands on two devices
+    ├── UnsupportedError(NotImplementedError)     NOT_IMPLEMENTED: legal, but this device has no code for it
+    ├── WorkspaceError(RuntimeError)              INSUFFICIENT_WORKSPACE: the workspace is too small
+    ├── InternalError(RuntimeError)               INTERNAL_ERROR: a fault of the library, driver or system
+    ├── OutOfMemoryError(MemoryError)             INTERNAL_ERROR: an allocation failed
+    ├── GraphError(RuntimeError)                  BAD_PARAM: recording or replaying out of order
+    └── LibraryError(ImportError)                 INTERNAL_ERROR: the native library cannot be used
 
 Each is also the built-in exception a NumPy user would catch. ``.status`` is the status the C interface uses
 for the same fault. All of them can be pickled.

@@ -95,6 +95,10 @@ def _error(**environment: str) -> str:
     return done.stderr[done.stderr.index("infiniop_py.errors.LibraryError") :]
 
 
+#: An editable install brings a finder of its own, an object that would find the package before sys.path does.
+ONLY_SYS_PATH = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if isinstance(f, type)]\n"
+
+
 def _copy(folder: Path) -> Path:
     for name in (_native.library_path.name, _native.runtime_path.name, "_infiniop_cffi.py"):
         shutil.copy(_native.folder / name, folder / name)
@@ -110,7 +114,10 @@ def test_variable_names_a_folder_or_a_file(tmp_path: Path) -> None:
 
 def test_variable_is_ignored_in_isolated_mode(tmp_path: Path) -> None:
     code = f"import sys; sys.path.insert(0, {str(children.ROOT)!r}); {WHERE}"
-    assert children.run(code, "-I", INFINIOP_LIBRARY=str(tmp_path)).strip() == str(_native.library_path)
+    without = children.attempt(code, INFINIOP_LIBRARY=None)
+    isolated = children.attempt(code, "-I", INFINIOP_LIBRARY=str(tmp_path))
+    assert (isolated.returncode, isolated.stdout) == (without.returncode, without.stdout)
+    assert str(tmp_path) not in isolated.stderr
 
 
 @pytest.mark.parametrize(
@@ -148,7 +155,7 @@ def test_binding_of_another_interface(tmp_path: Path) -> None:
     native = package / "_native.py"
     native.write_text(native.read_text(encoding="utf-8").replace("ABI_VERSION = 1", "ABI_VERSION = 2", 1))
     done = children.attempt(
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); {code}", INFINIOP_LIBRARY=str(_native.folder)
+        f"{ONLY_SYS_PATH}sys.path.insert(0, {str(tmp_path)!r}); {code}", INFINIOP_LIBRARY=str(_native.folder)
     )
     assert done.returncode == 1
     assert "has interface number 1, but this package needs 2" in done.stderr
@@ -160,13 +167,13 @@ def test_failure_lists_every_place(tmp_path: Path) -> None:
         children.ROOT / "infiniop_py", package, ignore=shutil.ignore_patterns("_lib", "__pycache__")
     )
     code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        f"{ONLY_SYS_PATH}sys.path.insert(0, {str(tmp_path)!r})\n"
         "from importlib import metadata\n"
         "def missing(name): raise metadata.PackageNotFoundError(name)\n"
         "metadata.distribution = missing\n"
         "try:\n    import infiniop_py\nexcept ImportError as e:\n    print(e)"
     )
-    text = children.run(code, cwd=tmp_path, LD_LIBRARY_PATH=None)
+    text = children.run(code, cwd=tmp_path, INFINIOP_LIBRARY=None, LD_LIBRARY_PATH=None)
     assert f"{package}/_lib: no such file" in text
     assert "the dynamic linker's search path" in text
     assert text.strip().endswith("libinfiniop.so.")
@@ -183,8 +190,8 @@ def test_installed_distribution_serves_a_clone_without_a_build(tmp_path: Path) -
     info = tmp_path / "site" / "infiniop_py-9.9.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: infiniop_py\nVersion: 9.9\n")
-    code = f"import sys; sys.path[:0] = [{str(package.parent)!r}, {str(tmp_path / 'site')!r}]; {WHERE}"
-    assert children.run(code).strip() == str(installed / _native.library_path.name)
+    code = f"{ONLY_SYS_PATH}sys.path[:0] = [{str(package.parent)!r}, {str(tmp_path / 'site')!r}]; {WHERE}"
+    assert children.run(code, INFINIOP_LIBRARY=None).strip() == str(installed / _native.library_path.name)
 
 
 def test_system_search_path_is_last_and_never_relative(tmp_path: Path) -> None:
@@ -196,14 +203,14 @@ def test_system_search_path_is_last_and_never_relative(tmp_path: Path) -> None:
     system.mkdir()
     _copy(system)
     code = (
-        f"import sys; sys.path.insert(0, {str(package.parent)!r})\n"
+        f"{ONLY_SYS_PATH}sys.path.insert(0, {str(package.parent)!r})\n"
         "from importlib import metadata\n"
         "def missing(name): raise metadata.PackageNotFoundError(name)\n"
         "metadata.distribution = missing\n"
     )
-    found = children.run(code + WHERE, LD_LIBRARY_PATH=str(system)).strip()
+    found = children.run(code + WHERE, INFINIOP_LIBRARY=None, LD_LIBRARY_PATH=str(system)).strip()
     assert found == str(system / _native.library_path.name)
-    done = children.attempt(code + WHERE, cwd=system, LD_LIBRARY_PATH=f":{system}")
+    done = children.attempt(code + WHERE, cwd=system, INFINIOP_LIBRARY=None, LD_LIBRARY_PATH=f":{system}")
     assert done.returncode == 1 and "LD_LIBRARY_PATH has an entry that is not absolute" in done.stderr
 
 
