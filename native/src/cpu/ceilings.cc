@@ -43,7 +43,7 @@ infiniStatus_t measure_cpu_ceiling(const char *function, int what, size_t bytes,
     const int threads = num_threads();
     volatile double sink = 0;
     if (what == INFINIOP_CEILING_FMA_F32 || what == INFINIOP_CEILING_FMA_F64) {
-        constexpr int64_t kIterations = 1 << 16;
+        constexpr int64_t kIterations = 1 << 14;
         const bool single = what == INFINIOP_CEILING_FMA_F32;
         *rate = best_rate(static_cast<double>((single ? kernel.fma_f32_flops : kernel.fma_f64_flops) * kIterations * threads), [&] {
             parallel_for(threads, threads, [&](int64_t, int) { sink = single ? kernel.fma_f32(kIterations) : kernel.fma_f64(kIterations); });
