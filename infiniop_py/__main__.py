@@ -9,7 +9,7 @@ from importlib import import_module
 COMMANDS = {
     "info": ("infiniop_py._info", "versions, library paths, CPU, threads, and what is in each device slot"),
     "demo": ("infiniop_py._demo", "one decoder layer's residual and MLP path, checked and timed"),
-    "bench": ("infiniop_py._bench.command", "this library against its peers and against this machine's limits"),
+    "bench": ("infiniop_py._bench.command", "this library against its peers and this machine's limits"),
 }
 
 

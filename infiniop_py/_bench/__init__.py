@@ -5,9 +5,11 @@ How a row is measured:
 * The machine's ceilings come first: FMA peaks, and copy and read rates at the sizes of the rows.
 * This library and every peer work on the same memory and take turns, each with the same number of threads.
   Before a turn the process is left to fall idle, because some peers' threads spin for a while after their
-  work; then come untimed calls, then a batch that is timed as a whole.
+  work; then come untimed calls until they are as fast as they have been, then a batch that is timed as a
+  whole.
 * Turns go on until every spread (interquartile range / median) is small, or the row's time is used up. The
   medians are reported.
+* What other processes use of the CPUs meanwhile is measured too, and rows they disturb are marked.
 * A row meant to come from memory goes round several sets of operands, more than the last-level cache holds.
   All other rows find in the caches what fits there.
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from time import perf_counter, process_time
 
 import numpy as np
 
@@ -18,6 +19,7 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 DEFAULT_LAST_LEVEL_CACHE = 2**25  # where the system does not tell
 DEFAULT_MEMORY = 2**32
+DISTURBED = 0.05  # share of the CPUs that others may have before a measurement is worth little
 
 
 def _first(pattern: str, path: str) -> str:
@@ -61,6 +63,26 @@ def available_memory() -> int:
     """Bytes this process may still allocate without making the system swap."""
     kilobytes = _first(r"^MemAvailable:\s*(\d+) kB", "/proc/meminfo")
     return int(kilobytes) * 1024 if kilobytes else DEFAULT_MEMORY
+
+
+class OtherProcesses:
+    """How much of the CPUs goes to others while this one measures."""
+
+    def __init__(self) -> None:
+        self._start = self._now()
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        """Wall time, all CPUs' busy time and this process's, in seconds."""
+        fields = [int(field) for field in _first(r"^cpu +([0-9 ]+)$", "/proc/stat").split()]
+        # user, nice, system, idle, iowait, irq, softirq, steal
+        busy = sum(fields[:8]) - sum(fields[3:5])
+        return perf_counter(), busy / os.sysconf("SC_CLK_TCK"), process_time()
+
+    def share(self) -> float:
+        """Since this object was made: 0 to 1; 0 where the system does not tell."""
+        wall, busy, own = (now - then for now, then in zip(self._now(), self._start))
+        return min(1.0, max(0.0, (busy - own) / (wall * (os.cpu_count() or 1))))
 
 
 def facts() -> dict[str, str]:

@@ -36,9 +36,11 @@ def _encode(values: Array, dtype: DType) -> Array:
     package is needed.
     """
     if dtype is DType.BF16:
-        bits = values.astype(np.float32).view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return values.astype(dtype.numpy).view(_BY_SIZE[dtype.itemsize])
+        wide = values.astype(np.float32).view(np.uint32)
+        encoded: Array = ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).astype(np.uint16)
+    else:
+        encoded = values.astype(dtype.numpy).view(_BY_SIZE[dtype.itemsize])
+    return encoded
 
 
 def _values(case: Case, buffer: int, rng: np.random.Generator) -> Array:
@@ -50,7 +52,8 @@ def _values(case: Case, buffer: int, rng: np.random.Generator) -> Array:
         return np.full(_BLOCK, _STEPS.get(case.dtype, 0.0) / 8)
     if not case.dtype.is_float:
         return rng.integers(0, 100, _BLOCK)
-    return rng.uniform(1, 2, _BLOCK) * rng.choice([-1.0, 1.0], _BLOCK)
+    signs: Array = rng.choice([-1.0, 1.0], _BLOCK)
+    return rng.uniform(1, 2, _BLOCK) * signs
 
 
 class Memory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from .._native import NULL, error, pointer
+from .._native import NULL, check, pointer
 from .._native_op import Problem, create
 from ..device import CPU
 from ..dtypes import DType
@@ -46,9 +46,11 @@ def contender(case: Case, memory: Memory) -> Contender:
     for which in range(memory.sets):
         operands = [pointer(memory.address(which, i)) for i in range(len(case.operands))]
         arguments = (*head, *operands, *_SCALARS.get(case.op, ()), NULL)
-        status = operator.native.run(*arguments)
-        if status:
-            raise error(status)
         calls.append(partial(operator.native.run, *arguments))
     overhead = partial(doing_nothing(_GEMM), *arguments) if case.small else None
-    return Contender(NAME, calls, overhead, (descriptor, scratch, memory))
+
+    def prepare() -> None:
+        for call in calls:
+            check(call())
+
+    return Contender(NAME, calls, overhead, prepare, (descriptor, scratch, memory))

@@ -18,10 +18,8 @@ from ..dtypes import DType
 from ..errors import DTypeError
 from .calls import doing_nothing, function
 from .memory import Array, Memory
-from .rows import EPSILON, Case, Operand
+from .rows import EPSILON, HALVES, Case, Operand
 from .timing import Call, Contender
-
-_HALVES = frozenset((DType.F16, DType.BF16))
 
 
 class Missing(Exception):
@@ -64,7 +62,7 @@ def _module(name: str, package: str | None = None) -> Any:
         raise Missing(f"{package or name} is installed, but importing it fails: {error}") from None
 
 
-# ---- NumPy ---------------------------------------------------------------------------------------------------
+# ---- NumPy -------------------------------------------------------------------------------------------------
 
 
 class NumPy(Peer):
@@ -82,7 +80,7 @@ class NumPy(Peer):
 
     @property
     def version(self) -> str:
-        return np.__version__
+        return str(np.__version__)
 
     def set_threads(self, n: int) -> None:
         if self._threadpoolctl is not None:
@@ -96,11 +94,13 @@ class NumPy(Peer):
             return None
 
     def remark(self, case: Case) -> str:
-        if case.dtype in _HALVES:
-            how = {"gemm": "matmul is a plain loop", "add": "computes element by element"}
-            how["mul"] = how["add"]
-            if case.op in how:
-                return f"NumPy has no {case.dtype} arithmetic of its own: it {how[case.op]}"
+        if case.dtype in HALVES:
+            if case.op == "gemm" and case.dtype is DType.F16:
+                return "NumPy multiplies F16 matrices in a plain loop, without BLAS"
+            if case.op == "gemm":
+                return "NumPy multiplies BF16 matrices as F32 copies"
+            if case.op in ("add", "mul"):
+                return f"NumPy computes {case.dtype} element by element, converting each"
         if case.op == "gemm" and self._threadpoolctl is None:
             return "NumPy's BLAS uses its own number of threads: threadpoolctl is not installed"
         return ""
@@ -147,13 +147,13 @@ class NumExpr(Peer):
         return [self._call(case.op, *memory.numpy(which)) for which in range(memory.sets)]
 
     def _call(self, op: str, c: Array, a: Array, b: Array) -> Call:
-        compiled = self._numexpr.NumExpr(
-            self._EXPRESSIONS[op], [("a", c.dtype.type), ("b", c.dtype.type)], casting="no"
-        )
-        return partial(compiled, a, b, out=c, casting="no")
+        kind = self._numexpr.necompiler.getType(a)
+        inputs = [("a", kind), ("b", kind)]
+        # evaluate() would look it up in its cache at every call
+        return partial(self._numexpr.NumExpr(self._EXPRESSIONS[op], inputs), a, b, out=c, ex_uses_vml=False)
 
 
-# ---- torch ---------------------------------------------------------------------------------------------------
+# ---- torch -------------------------------------------------------------------------------------------------
 
 _TORCH_NAMES = {
     DType.U8: "uint8",
@@ -220,7 +220,7 @@ class TorchUpcast(Torch):
     name = "torch.upcast"
 
     def calls(self, case: Case, memory: Memory) -> list[Call] | None:
-        return super().calls(case, memory) if case.op == "gemm" and case.dtype in _HALVES else None
+        return super().calls(case, memory) if case.op == "gemm" and case.dtype in HALVES else None
 
     def _call(self, case: Case, *operands: Any) -> Call:
         c, a, b = operands
@@ -252,19 +252,31 @@ class TorchCompile(Torch):
             "add_rms_norm": add_rms_norm,
             "rearrange": lambda x: x.contiguous(),
         }
-        self._compile = lambda op: self._torch.compile(functions[op], dynamic=False)
+        self._functions = functions
         try:
             with self._torch.inference_mode():
-                self._compile("add")(self._torch.ones(8), self._torch.ones(8))
+                self._compiled("add")(self._torch.ones(8), self._torch.ones(8))
         except Exception as error:
             raise Missing(f"torch.compile fails here: {str(error).strip().splitlines()[0]}") from None
 
-    def set_threads(self, n: int) -> None:
-        super().set_threads(n)
-        self._torch.compiler.reset()  # code is compiled for a number of threads
+    def _compiled(self, op: str) -> Any:
+        return self._torch.compile(self._functions[op], dynamic=False)
+
+    def contender(self, case: Case, memory: Memory) -> Contender | None:
+        found = super().contender(case, memory)
+        if found is not None:
+            first = found.calls[0]
+
+            def prepare() -> None:
+                # Code is made for a number of threads, and after too many shapes of one function no more.
+                self._torch.compiler.reset()
+                first()
+
+            found.prepare = prepare
+        return found
 
     def _call(self, case: Case, *operands: Any) -> Call:
-        compiled = self._compile(case.op)
+        compiled = self._compiled(case.op)
         inputs = operands[case.n_outputs :]
 
         def call() -> None:
@@ -277,7 +289,7 @@ class TorchCompile(Torch):
         return "torch.compile allocates its results"
 
 
-# ---- BLAS libraries --------------------------------------------------------------------------------------------
+# ---- BLAS libraries ----------------------------------------------------------------------------------------
 
 
 class Routine(NamedTuple):
@@ -292,12 +304,13 @@ _ROW_MAJOR, _PLAIN, _TRANSPOSED = 101, 111, 112
 
 # order, transpose a, transpose b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc
 _GEMM = (
-    "void(*)(int, int, int, int, int, int, {scalar}, const void *, int, const void *, int, {scalar}, void *, int)"
+    "void(*)(int, int, int, int, int, int, {scalar}, const void *, int, const void *, int, {scalar}, "
+    "void *, int)"
 )
 # the same, a stride after each leading dimension, and the number of products
 _BATCH = (
-    "void(*)(int, int, int, int, int, int, {scalar}, const void *, int, int, const void *, int, int, {scalar}, "
-    "void *, int, int, int)"
+    "void(*)(int, int, int, int, int, int, {scalar}, const void *, int, int, const void *, int, int, "
+    "{scalar}, void *, int, int, int)"
 )
 
 
@@ -329,7 +342,7 @@ class Blas(Peer):
         arguments = [self._arguments(case, memory, which, wide) for which in range(memory.sets)]
         overhead = partial(doing_nothing(prototype), *arguments[0]) if case.small else None
         calls = [partial(run, *one) for one in arguments]
-        return Contender(self.name, calls, overhead, (memory, wide))
+        return Contender(self.name, calls, overhead, keep=(memory, wide))
 
     def _arguments(self, case: Case, memory: Memory, which: int, wide: Array | None) -> Sequence[Any]:
         *batch, m, k, n = case.shape
@@ -345,7 +358,7 @@ class Blas(Peer):
         )
 
     def remark(self, case: Case) -> str:
-        return f"{self.name} writes its {case.dtype} products as F32" if case.dtype in _HALVES else ""
+        return f"{self.name} writes its {case.dtype} products as F32" if case.dtype in HALVES else ""
 
 
 def _libraries(distribution: str, pattern: str) -> Iterator[Path]:
@@ -404,6 +417,10 @@ class OpenBlas(Blas):
         DType.BF16: Routine("scipy_cblas_sbgemm", wide_result=True),
         DType.F16: Routine("scipy_cblas_shgemm", wide_result=True),
     }
+    batched: ClassVar = {
+        DType.F32: Routine("scipy_cblas_sgemm_batch_strided"),
+        DType.F64: Routine("scipy_cblas_dgemm_batch_strided", "double"),
+    }
 
     def __init__(self) -> None:
         package = _module("scipy_openblas32", "scipy-openblas32")
@@ -423,7 +440,7 @@ class OpenBlas(Blas):
             self._set_threads(n)
 
 
-# ---- all of them -----------------------------------------------------------------------------------------------
+# ---- all of them -------------------------------------------------------------------------------------------
 
 #: In the order of the table's columns.
 PEERS: dict[str, type[Peer]] = {

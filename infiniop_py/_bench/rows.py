@@ -9,7 +9,8 @@ from math import prod
 from ..dtypes import DType
 
 CACHE_LINE = 64
-EPSILON = 1e-5  # of add_rms_norm
+HALVES = frozenset((DType.F16, DType.BF16))
+EPSILON = 2.0**-17  # of add_rms_norm: near 1e-5, and the same number in F32 and F64
 
 #: Names of the operands of each operator, outputs first, and how many outputs there are.
 OPERANDS = {
@@ -113,17 +114,21 @@ class Case:
         """Is so little written that reading alone is the limit?"""
         return 8 * self.written < self.traffic
 
-    @property
-    def probe(self) -> Case | None:
-        """The same problem, small: to find out first whether a peer would take minutes. Only gemm can."""
-        if self.op != "gemm":
-            return None
+    def probes(self) -> Iterator[Case]:
+        """The same problem, small and then larger: to find out first whether a peer would take minutes. Only
+        products of halves can, because there is BLAS for the others everywhere.
+        """
+        if self.op != "gemm" or self.dtype not in HALVES:
+            return
         *batch, m, k, n = self.shape
-        small = (*(min(size, 2) for size in batch), min(m, 64), min(k, 256), min(n, 256))
-        return gemm(self.dtype, small, transposed=self.layout == TRANSPOSED)
+        scale, probe = 1, None
+        while probe != self.shape:
+            probe = (*batch, min(m, 64 * scale), min(k, 256 * scale), min(n, 256 * scale))
+            yield gemm(self.dtype, probe, transposed=self.layout == TRANSPOSED)
+            scale *= 2
 
 
-# ---- one case of each kind -----------------------------------------------------------------------------------
+# ---- one case of each kind ---------------------------------------------------------------------------------
 
 CONTIGUOUS = "contiguous"
 TRANSPOSED = "b transposed"
@@ -182,7 +187,7 @@ def rearrange(dtype: DType, shape: tuple[int, ...], order: Sequence[int]) -> Cas
     return _case("rearrange", dtype, shape, layout, dense(*x.shape), x)
 
 
-# ---- the table -----------------------------------------------------------------------------------------------
+# ---- the table ---------------------------------------------------------------------------------------------
 
 _GEMM_DTYPES = (DType.F32, DType.F64, DType.BF16, DType.F16)
 _HALVES_AND_F32 = (DType.F32, DType.F16, DType.BF16)
@@ -201,8 +206,8 @@ IN_CACHE, IN_MEMORY = (1000, 1000), (8000, 8000)  # 1e6 and 64e6 elements
 
 def _gemms() -> Iterator[Case]:
     for dtype in _GEMM_DTYPES:
-        for shape in (*((n, n, n) for n in CUBES), *TALL):
-            yield gemm(dtype, shape)
+        for cube_or_tall in (*((n, n, n) for n in CUBES), *TALL):
+            yield gemm(dtype, cube_or_tall)
     for dtype in _HALVES_AND_F32:
         for weights in SKINNY_WEIGHTS:
             for m in SKINNY_ROWS:
@@ -270,7 +275,7 @@ QUICK = frozenset((
 ))  # fmt: skip
 
 
-# ---- what is asked for ---------------------------------------------------------------------------------------
+# ---- what is asked for -------------------------------------------------------------------------------------
 
 #: Ranks of the shapes that a user may name for rows that are not in the table: least and most.
 RANKS = {"gemm": (3, 4), "add": (1, 8), "mul": (1, 8), "add_rms_norm": (1, 8), "rearrange": (2, 8)}
@@ -291,7 +296,8 @@ def own_cases(op: str, dtype: DType, shape: tuple[int, ...]) -> list[Case]:
     if dtype not in DTYPES[op]:
         raise ValueError(f"{op} is not measured in {dtype}")
     if op == "gemm":
-        return [replace(gemm(dtype, shape, transposed=t), small=max(shape) <= max(TINY)) for t in (False, True)]
+        small = max(shape) <= max(TINY)
+        return [replace(gemm(dtype, shape, transposed=which), small=small) for which in (False, True)]
     if op == "add_rms_norm":
         return [add_rms_norm(dtype, shape)]
     if op == "rearrange":
@@ -316,7 +322,8 @@ def select(
             if any(case.shape == shape for case in wanted):
                 continue
             if not ops:
-                raise ValueError(f"no row has the shape {'x'.join(map(str, shape))}; to measure it, name the op")
+                text = "x".join(map(str, shape))
+                raise ValueError(f"no row has the shape {text}; to measure it, name the op")
             for op in ops:
                 for dtype in dtypes or DTYPES[op]:
                     found += own_cases(op, dtype, shape)

@@ -8,19 +8,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from math import ceil
+from pathlib import Path
 from statistics import median, quantiles
-from time import perf_counter, process_time, sleep
+from threading import get_native_id
+from time import perf_counter, sleep
 
 Call = Callable[[], object]
 
 BATCH_SECONDS = 2e-3  # a timed batch takes at least so long
 MAX_BATCH = 100_000
 LONG_SECONDS = 0.05  # a call so long needs no warming up
+WARM_UP_SECONDS = 0.05  # at most
+WARM = 1.1  # times the best time of a call so far
 MIN_ROUNDS, ENOUGH_ROUNDS = 3, 20
 SPREAD = 0.05  # small enough to stop after ENOUGH_ROUNDS
 
-_IDLE = 0.25  # CPU time over wall time of a process whose threads sleep, this loop included
-_MAX_SETTLE_SECONDS = 0.3
+_MAX_SETTLE_SECONDS = 0.5
+_UNSEEN_SETTLE_SECONDS = 0.2
+_TASKS = Path("/proc/self/task")
 
 
 @dataclass
@@ -29,12 +34,14 @@ class Contender:
 
     calls     one for each set of operands
     overhead  the same call from Python of a C function that does nothing: its time is taken off
+    prepare   what must be done before the first call, untimed
     keep      what must live as long as the calls do
     """
 
     name: str
     calls: Sequence[Call]
     overhead: Call | None = None
+    prepare: Call | None = None
     keep: object = None
 
 
@@ -60,13 +67,26 @@ def summary(samples: Sequence[float], overheads: Sequence[float] = ()) -> Timing
 
 
 def settle() -> None:
-    """Wait until this process is idle: threads of peers may spin for a while after their work."""
-    start = perf_counter()
-    while perf_counter() - start < _MAX_SETTLE_SECONDS:
-        wall, cpu = perf_counter(), process_time()
+    """Wait until the other threads of this process sleep: those of peers may spin for a while after their
+    work. Where the system does not tell, wait for as long as the worst known peer spins.
+    """
+    if not _TASKS.is_dir():
+        sleep(_UNSEEN_SETTLE_SECONDS)
+        return
+    own = get_native_id()
+    end = perf_counter() + _MAX_SETTLE_SECONDS
+    quiet = 0
+    while quiet < 2 and perf_counter() < end:
         sleep(1e-3)
-        if process_time() - cpu < _IDLE * (perf_counter() - wall):
-            return
+        quiet = 0 if any(_runs(task) for task in _TASKS.iterdir() if int(task.name) != own) else quiet + 1
+
+
+def _runs(task: Path) -> bool:
+    try:
+        status = (task / "stat").read_bytes()
+    except OSError:  # it has ended
+        return False
+    return status[status.rindex(b")") + 2 :].startswith(b"R")  # behind the name, which may hold anything
 
 
 @contextmanager
@@ -93,9 +113,11 @@ class _Turns:
 
     contender: Contender
     batch: int = 1  # calls
-    warm_up: int = 0  # calls before it
+    warm_up: int = 0  # calls before it, repeated until they are as fast as they were
+    best: float = float("inf")  # seconds for a call
     used: float = 0.0  # seconds
     finished: bool = False  # has had its share of the budget
+    failure: str = ""
     samples: list[float] = field(default_factory=list)
     overheads: list[float] = field(default_factory=list)
 
@@ -105,26 +127,38 @@ class _Turns:
 
     def first(self, sets: Iterator[int], budget: float) -> None:
         """See how long a call takes. One that takes half the budget is the only sample there will be."""
+        if self.contender.prepare is not None:
+            self.contender.prepare()
         settle()
         took = self.used = _seconds(self.next_calls(1, sets))
-        if took > budget / 2:
-            self.samples.append(took)
-            self.finished = True
         if took > LONG_SECONDS:
+            if took > budget / 2:
+                self.samples.append(took)
+                self.finished = True
             return
-        took = _seconds(self.next_calls(2, sets)) / 2  # the first call touched pages and woke threads
+        took = self.best = _seconds(self.next_calls(2, sets)) / 2  # the first call touched pages
         self.batch = min(MAX_BATCH, max(1, ceil(BATCH_SECONDS / max(took, 1e-9))))
         self.warm_up = max(1, self.batch // 4)
 
     def turn(self, sets: Iterator[int], budget: float) -> None:
         start = perf_counter()
         settle()
-        _seconds(self.next_calls(self.warm_up, sets))
-        self.samples.append(_seconds(self.next_calls(self.batch, sets)) / self.batch)
+        self.get_warm(sets)
+        sample = _seconds(self.next_calls(self.batch, sets)) / self.batch
+        self.best = min(self.best, sample)
+        self.samples.append(sample)
         if self.contender.overhead is not None:
             self.overheads.append(_seconds([self.contender.overhead] * self.batch) / self.batch)
         self.used += perf_counter() - start
         self.finished = self.used > budget / 2 and len(self.samples) >= MIN_ROUNDS
+
+    def get_warm(self, sets: Iterator[int]) -> None:
+        """Threads that have slept may be put on one CPU and part only after tens of milliseconds."""
+        end = perf_counter() + WARM_UP_SECONDS
+        took = float("inf")
+        while self.warm_up and took > WARM * self.best and perf_counter() < end:
+            took = _seconds(self.next_calls(self.warm_up, sets)) / self.warm_up
+            self.best = min(self.best, took)
 
     @property
     def steady(self) -> bool:
@@ -134,18 +168,23 @@ class _Turns:
         return spread is not None and spread <= SPREAD
 
 
-def take_turns(contenders: Sequence[Contender], budget: float) -> dict[str, Timing]:
+def take_turns(contenders: Sequence[Contender], budget: float) -> tuple[dict[str, Timing], dict[str, str]]:
     """Time contenders against each other for about `budget` seconds.
 
-    Every round gives each a turn, and every other round in reverse order, so that none profits from coming
-    first or from a machine that warms up. A contender that is very slow drops out after a few turns.
+    Returns the times by name, and by name why others raised an exception. Every round gives each a turn, and
+    every other round in reverse order, so that none profits from coming first or from a machine that warms
+    up. A contender that is very slow drops out after a few turns.
     """
     turns = [_Turns(contender) for contender in contenders]
     sets = count()
     with _no_collection():
         start = perf_counter()
         for one in turns:
-            one.first(sets, budget)
+            try:
+                one.first(sets, budget)
+            except Exception as error:  # of a library that is not ours: any
+                one.failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+                one.finished = True
         for number in count():
             if number >= MIN_ROUNDS and perf_counter() - start > budget:
                 break
@@ -154,4 +193,5 @@ def take_turns(contenders: Sequence[Contender], budget: float) -> dict[str, Timi
                 break
             for one in waiting if number % 2 == 0 else reversed(waiting):
                 one.turn(sets, budget)
-    return {one.contender.name: summary(one.samples, one.overheads) for one in turns}
+    timings = {one.contender.name: summary(one.samples, one.overheads) for one in turns if not one.failure}
+    return timings, {one.contender.name: one.failure for one in turns if one.failure}

@@ -1,0 +1,462 @@
+"""``python -m infiniop_py bench``: what it lists, measures, computes and writes. No time is asserted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reference import assert_rms_norm, assert_same_bits
+
+import infiniop_py
+from infiniop_py import DType, __main__
+from infiniop_py._bench import command, machine, memory, ours, peers, rows, suite, timing
+from infiniop_py._bench.ceilings import COPY, FMA_F32, FMA_F64, READ, SMALLEST, Ceilings, Roof
+from infiniop_py._bench.report import Progress, Report
+
+ROOT = Path(infiniop_py.__file__).resolve().parent.parent
+RATES = {COPY: 10e9, READ: 20e9, FMA_F32: 100e9, FMA_F64: 50e9}
+
+
+def flat(what: str, working_set: int, threads: int) -> float:
+    """A machine whose rates depend on the number of threads alone."""
+    return RATES[what] * threads
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "infiniop_py", "bench", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+# ---- the command -------------------------------------------------------------------------------------------
+
+
+def test_list_names_each_row_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["bench", "--list"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == len(set(listed)) == len(rows.table())
+    assert set(listed) >= rows.QUICK
+    for name in (
+        "gemm F64 4096x4096x4096 contiguous",
+        "gemm F16 128x4096x4096 contiguous",
+        "gemm BF16 1x4096x11008 b transposed",
+        "gemm F32 64x128x64x128 contiguous",
+        "gemm F32 16x16x16 contiguous",
+        "mul I32 64000000 contiguous",
+        "add F16 8000x8000 a transposed",
+        "add BF16 1000x1000 in place",
+        "add_rms_norm F16 4096x4096 contiguous",
+        "rearrange U8 2001x2001 transpose",
+        "rearrange F32 3x4x50x50x5x7 -> (5,4,3,2,1,0)",
+    ):
+        assert name in listed
+
+
+def test_options_choose_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--list", "--op", "gemm", "--dtype", "f16,BF16", "--shape", "4x2048x2048"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "gemm F16 4x2048x2048 contiguous",
+        "gemm F16 4x2048x2048 b transposed",
+        "gemm BF16 4x2048x2048 contiguous",
+        "gemm BF16 4x2048x2048 b transposed",
+    ]
+    assert command.main(["--list", "--op", "rearrange", "--dtype", "F32", "--shape", "7x9x2"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["rearrange F32 7x9x2 -> (2,1,0)"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--op", "conv"], "'conv' is no op"),
+        (["--dtype", "F33"], "F33"),
+        (["--shape", "4x-1"], "'4x-1' is no shape"),
+        (["--shape", "5x6x7"], "name the op"),
+        (["--op", "gemm", "--shape", "5x6"], "gemm takes 3 to 4 sizes"),
+        (["--op", "gemm", "--dtype", "I32"], "no row"),
+        (["--op", "gemm", "--dtype", "I32", "--shape", "2x3x4"], "gemm is not measured in I32"),
+        (["--threads", "0"], "'0' is no number of threads"),
+        (["--budget", "nan"], "'nan' is no number of seconds"),
+        (["--compare", "numpy,blis"], "'blis' is no peer"),
+        (["--json", "/nowhere/at/all.json"], "cannot be written"),
+        (["sideways"], "sideways"),
+    ],
+)
+def test_refusals(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refusal:
+        command.main(["--list", *arguments])
+    assert refusal.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_json_has_every_field(tmp_path: Path) -> None:
+    written, table = tmp_path / "rows.json", tmp_path / "rows.md"
+    done = run(
+        *("--quick", "--op", "add", "--dtype", "F32", "--budget", "0.02", "--threads", "1,2"),
+        *("--compare", "numpy,numexpr", "--json", str(written), "--markdown", str(table)),
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(written.read_text(encoding="utf-8"))
+    assert report["schema"] == 1
+    assert report["threads"] == [1, 2]
+    assert set(report["machine"]) >= {"cpu", "caches", "isa", "compiler", "date", "infiniop_py", "numpy"}
+    assert {(one["what"], one["threads"]) for one in report["ceilings"]} == {(COPY, 1), (COPY, 2)}
+    assert len(report["rows"]) == 4
+    for row in report["rows"]:
+        assert set(row) == {
+            *("op", "dtype", "shape", "layout", "threads", "flops", "bytes", "working_set_bytes", "sets"),
+            *("unit", "median_seconds", "spread", "samples", "rate", "call_overhead_removed_seconds"),
+            *("bound", "roofline_seconds", "roofline_rate", "bandwidth_bytes_per_second"),
+            *("percent_of_roofline", "best_peer", "peers", "failures", "other_processes_cpu_share"),
+        }
+        assert (row["op"], row["dtype"], row["unit"], row["bound"]) == ("add", "F32", "GB/s", COPY)
+        assert row["samples"] >= timing.MIN_ROUNDS
+        assert row["rate"] == pytest.approx(row["bytes"] / row["median_seconds"] / 1e9)
+        assert row["failures"] == {}
+        against = row["peers"]["numpy"]
+        assert against["ratio"] == pytest.approx(against["median_seconds"] / row["median_seconds"])
+    assert report["rows"][0]["bytes"] == 3 * 4 * 10**6
+    for text in (done.stdout, table.read_text(encoding="utf-8")):
+        assert report["machine"]["cpu"] in text
+        assert "1000x1000" in text
+    assert done.stderr.count("\n") >= 4  # a line for each row, because this is no terminal
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs a tiny row of each kind in this process, against NumPy and without measuring ceilings."""
+    monkeypatch.setattr(command, "Ceilings", lambda: Ceilings(flat, 2**28))
+
+    def main(*arguments: str) -> int:
+        given = ["--shape", "4x8x16", "--op", "gemm,rearrange", "--dtype", "F32", "--threads", "1"]
+        return command.main([*given, "--budget", "0.01", "--compare", "numpy", *arguments])
+
+    return main
+
+
+def test_plot_without_matplotlib_says_so(
+    tiny: Callable[..., int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    picture = tmp_path / "roofline.png"
+    assert tiny("--plot", str(picture)) == 0
+    captured = capsys.readouterr()
+    for text in (captured.err, captured.out):
+        assert "infiniop_py[plot]" in text
+    assert "4x8x16" in captured.out
+    assert not picture.exists()
+
+
+def test_plot(tiny: Callable[..., int], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "roofline.png"
+    assert tiny("--plot", str(picture)) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_peer_that_is_missing_is_named(
+    tiny: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "numexpr", None)
+    assert tiny("--compare", "numpy,numexpr") == 0
+    captured = capsys.readouterr()
+    for text in (captured.err, captured.out):
+        assert "numexpr is left out: numexpr is not installed" in text
+
+
+def test_an_interrupted_run_shows_what_it_has(
+    tiny: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = []
+
+    def once(*arguments: object) -> suite.Result:
+        if measured:
+            raise KeyboardInterrupt
+        measured.append(suite.measure_row(*arguments))
+        return measured[0]
+
+    monkeypatch.setattr(command, "measure_row", once)
+    assert tiny() == 130
+    out = capsys.readouterr().out
+    assert "interrupted after 1 of 3 rows" in out
+    assert "4x8x16" in out
+
+
+def test_facts_are_not_empty() -> None:
+    assert all(machine.facts().values())
+    assert 0 <= machine.OtherProcesses().share() <= 1
+    assert [machine.size_text(n) for n in (64, 2**20 * 3 // 2, 2**34)] == ["64 B", "1.5 MiB", "16 GiB"]
+
+
+def test_progress_is_a_bar_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    progress = Progress(2)
+    progress.end("the first row's result")
+    progress.begin("the second row")
+    progress.close()
+    shown = capsys.readouterr().err
+    assert "[" + 15 * "#" + 15 * "." + "]" in shown
+    assert shown.rstrip("\r\033[K").endswith("the second row")
+    assert "the first row's result" not in shown
+
+
+# ---- arithmetic --------------------------------------------------------------------------------------------
+
+
+def test_traffic_counts_each_operand_once() -> None:
+    assert rows.gemm(DType.F32, (2, 3, 5)).traffic == 4 * (2 * 5 + 2 * 3 + 3 * 5)
+    assert rows.gemm(DType.F16, (7, 2, 3, 5), transposed=True).traffic == 2 * 7 * (2 * 5 + 2 * 3 + 3 * 5)
+    assert rows.gemm(DType.F16, (7, 2, 3, 5)).flops == 2 * 7 * 2 * 3 * 5
+    assert rows.broadcast_row("add", DType.F32, (10, 20)).traffic == 4 * (2 * 200 + 20)
+    assert rows.in_place("add", DType.F32, (10, 20)).traffic == 4 * 3 * 200
+    assert rows.in_place("add", DType.F32, (10, 20)).footprint == 4 * 2 * 200
+    assert rows.transposed_operand("add", DType.F64, (10, 20)).traffic == 8 * 3 * 200
+    assert rows.add_rms_norm(DType.BF16, (10, 20)).traffic == 2 * (4 * 200 + 20)
+
+
+def test_traffic_of_strides_is_whole_cache_lines() -> None:
+    assert rows.strided("add", DType.F32, (10, 20)).traffic == 4 * (2 * 200 + 2 * 200)
+    assert rows.Operand((10,), (100,)).traffic(8) == 10 * 64
+    assert rows.Operand((10, 1), (1, 100)).traffic(8) == 10 * 8
+
+
+def test_roof_is_the_larger_of_computing_and_moving() -> None:
+    ceilings = Ceilings(flat, 2**28)
+    skinny = rows.gemm(DType.F32, (1, 2048, 2048))
+    assert ceilings.roof(skinny, 1, 2) == Roof(skinny.traffic / 40e9, READ, pytest.approx(40e9))
+    cube = rows.gemm(DType.F32, (512, 512, 512))
+    assert ceilings.roof(cube, 1, 2) == Roof(2 * 512**3 / 200e9, FMA_F32, pytest.approx(20e9))
+    assert ceilings.roof(rows.gemm(DType.F64, (512, 512, 512)), 1, 1).bound == FMA_F64
+    assert ceilings.roof(rows.gemm(DType.BF16, (512, 512, 512)), 1, 1).bound == FMA_F32
+    added = rows.elementwise("add", DType.F32, (2**20,))
+    assert ceilings.roof(added, 1, 1) == Roof(3 * 2**22 / 10e9, COPY, pytest.approx(10e9))
+    assert Roof(0.5, COPY, 1.0).percent(2.0) == 25
+
+
+def test_bandwidth_is_interpolated_between_powers_of_two() -> None:
+    asked = []
+
+    def measure(what: str, working_set: int, threads: int) -> float:
+        asked.append(working_set)
+        return 4e15 / working_set
+
+    ceilings = Ceilings(measure, 2**30)
+    assert ceilings.bandwidth(COPY, 2**21, 1) == pytest.approx(4e15 / 2**21)
+    assert ceilings.bandwidth(COPY, 3 * 2**20, 1) == pytest.approx(4e15 / (3 * 2**20))
+    assert set(asked) == {2**21, 2**22}
+    assert ceilings.bandwidth(COPY, 1, 1) == pytest.approx(4e15 / SMALLEST)
+    assert ceilings.bandwidth(COPY, 2**40, 1) == pytest.approx(4e15 / 2**30)
+
+
+def test_one_thread_may_be_the_ceiling_of_what_is_small() -> None:
+    """Waking a thread can take longer than the work."""
+    ceilings = Ceilings(lambda what, working_set, threads: 30e9 / threads, 2**28)
+    assert ceilings.bandwidth(COPY, 2**15, 2) == pytest.approx(30e9)
+    assert ceilings.bandwidth(COPY, 2**25, 2) == pytest.approx(15e9)
+
+
+def test_ratios() -> None:
+    case = rows.gemm(DType.F32, (100, 100, 100))
+
+    def took(seconds: float) -> timing.Timing:
+        return timing.Timing(seconds, 0.0, 3)
+
+    result = suite.Result(
+        *(case, 1, 1, Roof(1e-3, FMA_F32, 1.0), took(2e-3)),
+        {
+            "slow": suite.PeerTime(took(8e-3), False, ""),
+            "fast": suite.PeerTime(took(1e-3), False, ""),
+            "hopeless": suite.PeerTime(took(10.0), True, "sorry"),
+        },
+    )
+    assert result.ratio("slow") == 4
+    assert result.ratio("fast") == 0.5
+    assert result.best_peer == "fast"
+    assert result.percent == 50
+    assert result.rate(2e-3) == pytest.approx(1.0)
+    assert result.as_json()["peers"]["slow"]["ratio"] == 4
+    versions = {"slow": "1", "fast": "2", "hopeless": "3", "absent": "4"}
+    text = Report(machine.facts(), versions, [], 1.0, Ceilings(flat, 2**28), [1], [result]).text()
+    (row,) = [line for line in text.splitlines() if line.startswith("gemm")]
+    assert row.split()[-3:] == ["4.00", "0.5", "~5000"]
+    assert "sorry." in text
+
+
+def test_summary_is_median_and_interquartile_range() -> None:
+    found = timing.summary([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert (found.seconds, found.spread, found.samples) == (3.0, pytest.approx(2 / 3), 5)
+    assert timing.summary([7.0]) == timing.Timing(7.0, None, 1)
+    assert timing.summary([5.0, 6.0, 7.0], [1.0, 2.0, 3.0]) == timing.Timing(4.0, 0.0, 3, 2.0)
+
+
+def test_sets_hold_twice_the_cache_unless_memory_is_short() -> None:
+    case = rows.elementwise("add", DType.F32, (1000,))  # 12,000 bytes
+    streamed = rows.replace(case, streams=True)
+    assert memory.sets_of(case, cache=100_000, memory=10**9) == 1
+    assert memory.sets_of(streamed, cache=100_000, memory=10**9) == 17
+    assert memory.sets_of(streamed, cache=100_000, memory=100_000) == 2
+    assert memory.sets_of(streamed, cache=1_000, memory=10**9) == 1
+    assert memory.sets_of(case, cache=1_000, memory=20_000) == 0
+
+
+@pytest.mark.parametrize(
+    ("gflops", "wake_up", "slow"), [(0.2, 0.0, True), (1e4, 0.008, False), (1e4, 0.0, False)]
+)
+def test_only_what_is_truly_slow_is_estimated(
+    gflops: float, wake_up: float, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library whose threads take milliseconds to wake is not slow."""
+
+    class Library(peers.Peer):
+        name = "library"
+
+        def calls(self, case: rows.Case, memory: memory.Memory) -> list[timing.Call]:
+            return [lambda: timing.sleep(wake_up + case.flops / gflops / 1e9)]
+
+    class NoMemory:
+        def __init__(self, case: rows.Case) -> None: ...
+
+    monkeypatch.setattr(suite, "Memory", NoMemory)
+    case = rows.gemm(DType.F16, (4096, 4096, 4096))
+    estimate = suite._estimate(Library(), case, 2.0)
+    assert (estimate is not None) == slow
+    if estimate is not None:
+        assert estimate >= case.flops / gflops / 1e9
+    assert suite._estimate(Library(), rows.gemm(DType.F32, (4096, 4096, 4096)), 2.0) is None
+
+
+# ---- turns -------------------------------------------------------------------------------------------------
+
+
+def test_turns_alternate_and_go_round_the_sets() -> None:
+    called: list[tuple[str, int]] = []
+
+    def contender(name: str) -> timing.Contender:
+        return timing.Contender(
+            name, [lambda which=which: called.append((name, which)) for which in range(3)]
+        )
+
+    timings, failures = timing.take_turns([contender("one"), contender("two")], 1e-3)
+    assert failures == {}
+    assert list(timings) == ["one", "two"]
+    assert all(one.samples >= timing.MIN_ROUNDS and one.seconds > 0 for one in timings.values())
+    which = [number for _, number in called]
+    assert which == [i % 3 for i in range(len(which))]
+    names = [name for i, (name, _) in enumerate(called) if i == 0 or called[i - 1][0] != name]
+    assert names[:4] == ["one", "two", "one", "two"]
+
+
+def test_a_failing_contender_is_reported_and_the_others_measured() -> None:
+    def fail() -> None:
+        raise ValueError("not here\nsecond line")
+
+    good = timing.Contender("good", [lambda: None])
+    timings, failures = timing.take_turns([good, timing.Contender("bad", [fail])], 1e-3)
+    assert list(timings) == ["good"]
+    assert failures == {"bad": "ValueError: not here"}
+
+
+def test_a_contender_as_slow_as_the_budget_is_called_once() -> None:
+    calls = []
+
+    def slow() -> None:
+        calls.append(1)
+        timing.sleep(1.2 * timing.LONG_SECONDS)
+
+    timings, _ = timing.take_turns([timing.Contender("slow", [slow])], timing.LONG_SECONDS)
+    assert timings["slow"].samples == len(calls) == 1
+
+
+# ---- the contenders do the work they are timed for ---------------------------------------------------------
+
+TINY_CASES = [
+    *(rows.gemm(dtype, (5, 8, 6), transposed=t) for dtype in rows.DTYPES["gemm"] for t in (False, True)),
+    *(rows.gemm(dtype, (3, 5, 8, 6), transposed=t) for dtype in rows.DTYPES["gemm"] for t in (False, True)),
+    *(
+        layout(op, dtype, (6, 7))
+        for op in ("add", "mul")
+        for dtype in rows.DTYPES[op]
+        for layout in (rows.elementwise, *rows._LAYOUTS)
+    ),
+    *(rows.add_rms_norm(dtype, (3, 40)) for dtype in rows.DTYPES["add_rms_norm"]),
+    *(rows.rearrange(dtype, (3, 4, 5), (2, 0, 1)) for dtype in rows.DTYPES["rearrange"]),
+]
+
+
+def expected(case: rows.Case, operands: list[np.ndarray]) -> np.ndarray:
+    """The last output, from inputs whose sums of products are exact."""
+    first, second = (operand.copy() for operand in (*operands[case.n_outputs :], operands[-1])[:2])
+    if case.op == "gemm":
+        return (first.astype("f8") @ second.astype("f8")).astype(case.dtype.numpy)
+    if case.op == "rearrange":
+        return first
+    return first * second if case.op == "mul" else first + second
+
+
+def check(case: rows.Case, held: memory.Memory, contender: timing.Contender) -> None:
+    """Run a contender on small integers and look at its outputs."""
+    operands = held.numpy(0)
+    if case.op != "add_rms_norm":
+        rng = np.random.default_rng(1)
+        for operand in operands:
+            integers = rng.integers(0 if case.dtype is DType.U8 else -3, 4, operand.shape)
+            operand[...] = integers[:1] if 0 in operand.strides else integers
+    wanted = expected(case, operands)
+    contender.calls[0]()
+    got = operands[case.n_outputs - 1]
+    if isinstance(contender.keep, tuple) and isinstance(contender.keep[1], np.ndarray):
+        got = contender.keep[1].astype(case.dtype.numpy)  # a BLAS that writes F32
+    assert_same_bits(
+        np.ascontiguousarray(got), np.ascontiguousarray(wanted), f"{contender.name}: {case.name}"
+    )
+    if case.op == "add_rms_norm" and contender.name in (ours.NAME, "numpy"):  # torch's y is a new tensor
+        assert_rms_norm(operands[0], got, operands[-1], rows.EPSILON)
+
+
+@pytest.mark.parametrize("case", TINY_CASES, ids=lambda case: case.name.replace(" ", "-"))
+def test_ours_computes_what_it_is_timed_for(case: rows.Case) -> None:
+    pytest.importorskip("ml_dtypes")
+    held = memory.Memory(case)
+    check(case, held, ours.contender(case, held))
+
+
+@pytest.mark.filterwarnings("default")  # what peers say when they are imported is theirs
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("numpy", len(TINY_CASES)),
+        ("torch", len(TINY_CASES)),
+        ("torch.upcast", 8),
+        ("mkl", 12),
+        ("openblas", 8),
+        ("numexpr", 30),
+    ],
+)
+def test_peers_compute_what_they_are_timed_for(name: str, least: int) -> None:
+    pytest.importorskip("ml_dtypes")
+    found, reasons = peers.available([name])
+    if not found:
+        pytest.skip(reasons[0])
+    found[0].set_threads(1)
+    done = 0
+    for case in TINY_CASES:
+        held = memory.Memory(case)
+        contender = found[0].contender(case, held)
+        if contender is not None:
+            check(case, held, contender)
+            done += 1
+    assert done >= least
+
+
+def test_the_cost_of_a_call_is_taken_off_tiny_products() -> None:
+    case = rows.replace(rows.gemm(DType.F32, (16, 16, 16)), small=True)
+    result = suite.measure_row(case, memory.Memory(case), [], 1, Ceilings(flat, 2**28), 1e-3)
+    assert result.timing.overhead > 0
