@@ -33,23 +33,24 @@ struct BinaryTilePlan final : CpuPlan {
     static constexpr int64_t kTile = 32; // rows and columns: whole cache lines of any type, and little of a small stack
 
     BinaryTilePlan(const InfiniProblem &problem, BinaryRow row, int across_dim)
-        : outer(loops_around_tiles<3>(problem.operands, across_dim)), kernel(row), size(kDtypes[problem.operands[kC].dtype].size),
-          transpose(kernels().transpose[size == 1 ? 0 : size == 2 ? 1 : size == 4 ? 2 : 3]) {
+        : outer(loops_without<3>(problem.operands, 1u << across_dim | 1u << (problem.operands[kC].ndim - 1))), kernel(row),
+          size(kDtypes[problem.operands[kC].dtype].size), transpose(kernels().transpose[size == 1 ? 0 : size == 2 ? 1 : size == 4 ? 2 : 3]) {
         const int last = problem.operands[kC].ndim - 1;
         rows = problem.operands[kC].shape[across_dim];
         cols = problem.operands[kC].shape[last];
         for (int i = 0; i < 3; ++i) {
             across[i] = problem.operands[i].stride[across_dim];
             along[i] = problem.operands[i].stride[last];
+            for (int64_t j = 0; j < kTile; ++j) source_cols[i][j] = j * along[i];
         }
+        for (int64_t j = 0; j < kTile; ++j) buffer_rows[j] = j * kTile;
     }
 
     static bool transposed(int64_t across, int64_t along) { return across == 1 && along != 0 && along != 1; }
 
     void run(const InfiniCall &call) const override {
         char *const base[3] = {static_cast<char *>(call.operands[kC]), static_cast<char *>(call.operands[kA]), static_cast<char *>(call.operands[kB])};
-        const int64_t sizes[3] = {size, size, size};
-        parallel_tiles(outer, rows, cols, kTile, kTile, sizes, 3 * size, [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
+        parallel_tiles(outer, rows, cols, kTile, kTile, size, 3 * size, [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
             alignas(64) char buffer[2][kTile * kTile * sizeof(double)];
             char *x[3];
             int64_t row_step[3], col_step[3];
@@ -58,7 +59,7 @@ struct BinaryTilePlan final : CpuPlan {
                 row_step[i] = across[i];
                 col_step[i] = along[i];
                 if (i == kC || !transposed(across[i], along[i])) continue;
-                transpose(buffer[i - kA], kTile, x[i], along[i], n_rows, n_cols);
+                transpose(buffer[i - kA], buffer_rows, x[i], source_cols[i], n_rows, n_cols);
                 x[i] = buffer[i - kA];
                 row_step[i] = kTile;
                 col_step[i] = 1;
@@ -73,7 +74,8 @@ struct BinaryTilePlan final : CpuPlan {
     int64_t size;
     TransposeTile transpose;
     int64_t rows, cols;
-    int64_t across[3], along[3]; // strides of the two tiled dimensions, elements
+    int64_t across[3], along[3];                          // strides of the two tiled dimensions, elements
+    int64_t source_cols[3][kTile], buffer_rows[kTile];
 };
 
 std::unique_ptr<CpuPlan> plan_binary(const InfiniProblem &problem, const BinaryRow *rows) {

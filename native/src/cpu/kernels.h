@@ -21,8 +21,9 @@ using NormRow = void (*)(void *y, void *r, const void *a, const void *b, const v
 /** dst[i * stride_dst] = src[i * stride_src] for i < n; strides in elements. */
 using CopyRow = void (*)(void *dst, int64_t stride_dst, const void *src, int64_t stride_src, int64_t n);
 
-/** dst[i * stride_dst + j] = src[j * stride_src + i] for i < rows, j < cols. */
-using TransposeTile = void (*)(void *dst, int64_t stride_dst, const void *src, int64_t stride_src, int64_t rows, int64_t cols);
+/** dst[dst_rows[i] + j] = src[src_cols[j] + i] for i < rows, j < cols: contiguous in j on one side and in i on the other, any
+ *  offsets, in elements, across. */
+using TransposeTile = void (*)(void *dst, const int64_t *dst_rows, const void *src, const int64_t *src_cols, int64_t rows, int64_t cols);
 
 /** tile[rows][nr] (+)= A panel^T * B panel, each sum in order of k. */
 using GemmMultiply = void (*)(int64_t kc, const void *a_panel, const void *b_panel, void *tile, bool accumulate);

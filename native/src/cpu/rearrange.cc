@@ -41,41 +41,40 @@ struct RowCopy final : CpuPlan {
     CopyRow kernel;
 };
 
-/** The last dimension is contiguous in y, dimension `across` in x: those two make tiles, the others loops. */
+/** y is contiguous along one axis and x along another: those two make tiles, other dimensions loops. */
 struct TileCopy final : CpuPlan {
-    TileCopy(const InfiniProblem &problem, int across)
-        : outer(loops_around_tiles<2>(problem.operands, across)), size(kDtypes[problem.operands[kY].dtype].size), kernel(kernels().transpose[log2_of(size)]) {
-        const InfiniOperand &y = problem.operands[kY], &x = problem.operands[kX];
-        rows = y.shape[across];
-        cols = y.shape[y.ndim - 1];
-        stride_y = y.stride[across];
-        stride_x = x.stride[x.ndim - 1];
-    }
+    static constexpr int64_t kTileRows = 64, kTileCols = 1024; // at a time of a long dimension
+
+    TileCopy(const InfiniProblem &problem, const Axis &row_axis, const Axis &col_axis)
+        : outer(loops_without<2>(problem.operands, row_axis.dims | col_axis.dims)), size(kDtypes[problem.operands[kY].dtype].size),
+          kernel(kernels().transpose[log2_of(size)]), rows(row_axis), cols(col_axis), y_rows(axis_offsets(rows, problem.operands[kY], kTileRows)),
+          x_cols(axis_offsets(cols, problem.operands[kX], kTileCols)), y_row_step(problem.operands[kY].stride[rows.order.back()]),
+          x_col_step(problem.operands[kX].stride[cols.order.back()]) {}
 
     void run(const InfiniCall &call) const override {
         char *const y = static_cast<char *>(call.operands[kY]);
         const char *const x = static_cast<const char *>(call.operands[kX]);
-        const int64_t sizes[2] = {size, size};
-        constexpr int64_t kTileRows = 64; // of any element size: every cache line of x that is fetched is used up
-        parallel_tiles(outer, rows, cols, kTileRows, cols, sizes, 2 * size, [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t, int64_t) {
-            kernel(y + at[kY] + row * stride_y * size, stride_y, x + at[kX] + row * size, stride_x, n_rows, cols);
+        parallel_tiles(outer, rows.n, cols.n, kTileRows, kTileCols, size, 2 * size, [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
+            // A short axis has a table of its own; a long one repeats the start of its table at every tile.
+            const int64_t y_row = rows.uniform ? row * y_row_step : 0, x_col = cols.uniform ? col * x_col_step : 0;
+            kernel(y + at[kY] + (y_row + col) * size, y_rows.data() + (rows.uniform ? 0 : row), x + at[kX] + (x_col + row) * size,
+                   x_cols.data() + (cols.uniform ? 0 : col), n_rows, n_cols);
         });
     }
 
     RowLoop<2> outer;
     int64_t size;
     TransposeTile kernel;
-    int64_t rows, cols, stride_y, stride_x; // elements
+    Axis rows, cols;
+    std::vector<int64_t> y_rows, x_cols; // offsets of rows in y and of columns in x
+    int64_t y_row_step, x_col_step;
 };
 
 } // namespace
 
 std::unique_ptr<CpuPlan> plan_rearrange(const InfiniProblem &problem, size_t *) {
-    const InfiniOperand &y = problem.operands[kY], &x = problem.operands[kX];
-    const int last = y.ndim - 1;
-    if (y.ndim >= 2 && y.stride[last] == 1 && x.stride[last] != 1)
-        for (int d = 0; d < last; ++d)
-            if (x.stride[d] == 1) return std::make_unique<TileCopy>(problem, d);
+    Axis rows, cols;
+    if (find_tiles(problem.operands[kY], problem.operands[kX], rows, cols)) return std::make_unique<TileCopy>(problem, rows, cols);
     return std::make_unique<RowCopy>(problem);
 }
 
