@@ -25,6 +25,7 @@ constexpr int64_t kBlockM = 2048; // packed A: 2 MiB of F32
 constexpr int64_t kBlockN = 1024; // packed B: 1 MiB of F32
 constexpr int64_t kTaskRows = 168, kTaskCols = 256; // of C in one task: its packed operands share the second-level cache
 constexpr int64_t kFewRows = 64;                    // up to here a row of B is used for all rows of A at once
+constexpr int64_t kPackK = 4 * kBlockK; // of B packed at a time then: rows of it are read a page at a time
 constexpr int64_t kStreamMaxRows = 32;
 constexpr int64_t kStreamCols = 1024;        // columns of sums and partial sums kept in the cache
 constexpr int64_t kStreamBytes = 256 * 1024; // of B: below, packing it costs nothing that matters
@@ -202,7 +203,7 @@ struct FewRows : Gemm {
             constexpr int64_t kPanels = 4;
             task_n = std::min(kPanels * nr, round_up(n, nr));
             ld = nr;
-            bytes_b = acc_bytes(task_n * std::min(k, kBlockK));
+            bytes_b = acc_bytes(task_n * std::min(k, kPackK));
         }
         bytes_sums = acc_bytes(panels_m * mr * round_up(task_n, nr));
     }
@@ -238,12 +239,15 @@ struct FewRows : Gemm {
 
     void pack_columns(const Run &r, int64_t j0, int64_t columns, char *panels_b, char *sums) const {
         const int64_t tile_bytes = mr * nr * kernel.acc_size, tiles = ceil_div(columns, nr);
-        for (int64_t k0 = 0; k0 < k; k0 += kBlockK) {
-            const int64_t depth = std::min(kBlockK, k - k0);
-            kernel.pack(panels_b, at_b(r.b, k0, j0), b.col, b.row, columns, nr, depth);
+        for (int64_t k0 = 0; k0 < k; k0 += kPackK) {
+            const int64_t packed = std::min(kPackK, k - k0);
+            kernel.pack(panels_b, at_b(r.b, k0, j0), b.col, b.row, columns, nr, packed);
             for (int64_t j = 0; j < tiles; ++j)
-                for (int64_t p = 0; p < panels_m; ++p)
-                    kernel.multiply[mr](depth, panel_a(r, k0, depth, p), panels_b + j * nr * depth * kernel.acc_size, sums + (j * panels_m + p) * tile_bytes, k0 > 0);
+                for (int64_t l = 0; l < packed; l += kBlockK) {
+                    const int64_t depth = std::min(kBlockK, packed - l);
+                    for (int64_t p = 0; p < panels_m; ++p)
+                        kernel.multiply[mr](depth, panel_a(r, k0 + l, depth, p), panels_b + (j * packed + l) * nr * kernel.acc_size, sums + (j * panels_m + p) * tile_bytes, k0 + l > 0);
+                }
         }
         for (int64_t j = 0; j < tiles; ++j)
             for (int64_t p = 0; p < panels_m; ++p)

@@ -14,6 +14,7 @@ template <class T>
 INFINI_INLINE void pack_transposed(typename Vec<T>::Scalar *panel, const T *src, int64_t stride_w, int64_t valid, int64_t width, int64_t kc) {
     using V = Vec<T>;
     constexpr int N = V::N;
+    constexpr int64_t kAhead = 512 / sizeof(T); // these are more streams than the hardware follows
     for (int64_t w = 0; w < width; w += N) {
         const int64_t lanes = width - w < N ? width - w : N;
         const T *rows = src + w * stride_w;
@@ -23,6 +24,7 @@ INFINI_INLINE void pack_transposed(typename Vec<T>::Scalar *panel, const T *src,
 #pragma GCC unroll 16
             for (int i = 0; i < N; ++i) {
                 const T *from = rows + i * stride_w + k;
+                __builtin_prefetch(from + kAhead);
                 x[i] = w + i >= valid ? zero(V{}) : depth == N ? load(from) : load_n(from, depth);
             }
             transpose(x);
