@@ -32,8 +32,8 @@ while [ $# -gt 0 ]; do
     shift
 done
 
-if ! command -v "${CXX:-c++}" >/dev/null && ! command -v g++ >/dev/null && ! command -v clang++ >/dev/null; then
-    echo "build_native.sh: no C++ compiler was found; install one (Debian, Ubuntu: apt install g++) or name it in CXX." >&2
+if ! command -v ${CXX:-c++ g++ clang++} >/dev/null; then # any of these
+    echo "build_native.sh: no C++ compiler was found (${CXX:-c++ g++ clang++}); install one (Debian, Ubuntu: apt install g++) or name it in CXX." >&2
     exit 1
 fi
 if ! command -v cmake >/dev/null; then

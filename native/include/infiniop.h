@@ -67,7 +67,7 @@ INFINI_API const char *infiniopStatusString(infiniStatus_t status);
 
 /** Sets how many threads one CPU call may use, the caller included: for the process, or for calls of this thread only.
  *  n >= 1, or 0 to go back to the default: for a thread the process's number; for the process INFINIOP_NUM_THREADS,
- *  else OMP_NUM_THREADS, capped by the CPUs this process may use and by its control group's quota.
+ *  else OMP_NUM_THREADS, capped by the CPUs this process may use and by the quota of its control group (versions 1 and 2).
  *  BAD_PARAM for n < 0. */
 INFINI_API infiniStatus_t infiniopSetNumThreads(int n);
 INFINI_API infiniStatus_t infiniopSetNumThreadsLocal(int n);
@@ -76,7 +76,8 @@ INFINI_API infiniStatus_t infiniopSetNumThreadsLocal(int n);
 INFINI_API infiniStatus_t infiniopGetNumThreads(int *n);
 
 /** Writes the static name of the instruction set the CPU kernels use: "portable", "avx2" or "avx512": the best this CPU
- *  has, capped by the environment variable INFINIOP_MAX_ISA (one of these names) as it was at the first use. */
+ *  has, capped by the environment variable INFINIOP_MAX_ISA (one of these names; "portable" for any other) as it was at
+ *  the first use. */
 INFINI_API infiniStatus_t infiniopGetCpuIsa(const char **name);
 
 /** What infiniopMeasureCpuCeiling can measure. */
@@ -156,7 +157,7 @@ INFINI_API infiniStatus_t infiniopDestroyGemmDescriptor(infiniopGemmDescriptor_t
 
 /* ---- add, mul: C = A + B, C = A * B, element by element ---------------------------------------------------------
  *
- *  Equal shapes of any rank; broadcast an input with stride 0. F16, BF16, F32, F64, I8..I64, U8..U64, the same for all
+ *  Equal shapes of rank 0 to 16; broadcast an input with stride 0. F16, BF16, F32, F64, I8..I64, U8..U64, the same for all
  *  three. Floating results are correctly rounded (nearest even), integers wrap around. c may be exactly a, b or both. */
 typedef struct InfiniopDescriptor *infiniopAddDescriptor_t;
 typedef struct InfiniopDescriptor *infiniopMulDescriptor_t;

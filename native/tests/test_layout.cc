@@ -157,9 +157,16 @@ void test_search() {
     CHECK(!overlap(x, &memory[0], x, &memory[1]));
     CHECK(overlap(x, &memory[0], x, &memory[2]));
     CHECK(!overlap(x, &memory[0], x, &memory[201]));
+    // Longer than memory in elements, in steps of a byte: sums of sizes need more than 64 bits.
+    InfiniOperand huge{};
+    huge.dtype = INFINI_DTYPE_BYTE;
+    huge.ndim = 1;
+    huge.shape[0] = INT64_MAX;
+    huge.stride[0] = 1;
+    CHECK(overlap(huge, reinterpret_cast<const void *>(16), huge, reinterpret_cast<const void *>(32)));
     InfiniOperand hard{};
     hard.dtype = INFINI_DTYPE_I8;
-    hard.ndim = 12;
+    hard.ndim = 11;
     for (int d = 0; d < hard.ndim; ++d) {
         hard.shape[d] = 40;
         hard.stride[d] = 1000003 + 2 * 7919 * d * d + 2 * d;

@@ -421,7 +421,7 @@ def run_all(fake: Fake, device_id: int) -> None:
             {**dict.fromkeys(("y", "residual_out", "a", "b"), Layout((4,)))},
             {**dict.fromkeys(("y", "residual_out", "a", "b"), Layout((2, 3, 1))), "weight": Layout((1,))},
         ],
-        "rearrange": [{}, {"dst": Layout((2, 3), (1, 2)), "src": Layout((2, 3), (-3, -1))}],
+        "rearrange": [{}, {"y": Layout((2, 3), (1, 2)), "x": Layout((2, 3), (-3, -1))}],
     }
     rows["mul"] = rows["add"]
     fake.use(device_id)
@@ -560,7 +560,7 @@ def zero_sizes(plugin: str) -> None:
         "add": dict.fromkeys(("c", "a", "b"), Layout((2, 0))),
         "mul": dict.fromkeys(("c", "a", "b"), Layout((0,))),
         "add_rms_norm": dict.fromkeys(("y", "residual_out", "a", "b"), Layout((0, 4))),
-        "rearrange": dict.fromkeys(("dst", "src"), Layout((0, 2))),
+        "rearrange": dict.fromkeys(("y", "x"), Layout((0, 2))),
     }
     for name, op in OPS.items():
         desc = abi.created(op, op.layouts(**empty[name]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -182,7 +182,7 @@ class DeviceMemory:
 class Op:
     """One operator: its name, its name in C functions, and its operands in the order of the create function.
 
-    `spoken` are other names an error message may use for an operand. `legal` is a small problem in F32.
+    `legal` is a small problem in F32.
     """
 
     name: str
@@ -195,7 +195,6 @@ class Op:
     has_workspace: bool = True
     has_epsilon: bool = False
     has_factors: bool = False
-    spoken: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -248,12 +247,11 @@ OPS = {
         Op(
             "rearrange",
             "Rearrange",
-            outputs=("dst",),
-            inputs=("src",),
+            outputs=("y",),
+            inputs=("x",),
             dtypes=tuple(DTYPES),
-            legal={"dst": _MATRIX, "src": _MATRIX},
+            legal={"y": _MATRIX, "x": _MATRIX},
             has_workspace=False,
-            spoken={"dst": ("dst", "y"), "src": ("src", "x")},
         ),
     )
 }
@@ -369,7 +367,7 @@ def expected(
     dtype = memory[op.outputs[0]].layout.dtype
     wide = np.int64 if dtype in INTEGERS else np.float64
     if op.name == "rearrange":
-        return {"dst": memory["src"].array.copy()}
+        return {"y": memory["x"].array.copy()}
     values = {name: operand.values.astype(wide) for name, operand in memory.items()}
     a, b = values["a"], values["b"]
     if op.name == "gemm":

@@ -98,14 +98,14 @@ def test_replay_is_bit_equal_to_direct_calls(abi: Abi, graph: Graph, dtype: str)
         ("gemm", {"c": "g", "a": "n", "b": "m"}, {"alpha": 0.5, "beta": 2.0}),
         ("mul", {"c": "g", "a": "g", "b": "s"}, {}),
         ("add", {"c": "o", "a": "g", "b": "x"}, {}),
-        ("rearrange", {"dst": "t", "src": "o"}, {}),
+        ("rearrange", {"y": "t", "x": "o"}, {}),
     ]
     calls = []
     for name, operands, factors in steps:
         op = OPS[name]
         layouts = {operand: shapes[buffer] for operand, buffer in operands.items()}
         if name == "rearrange":
-            layouts["dst"] = transposed
+            layouts["y"] = transposed
         desc, gone = abi.created(op, layouts), abi.created(op, layouts)
         where: dict[str, int | None] = {
             operand: replay[buffer].pointer for operand, buffer in operands.items()

@@ -65,8 +65,7 @@ def refused(
             f"{message!r} does not name {op.name}"
         )
     if op and operand:
-        names = op.spoken.get(operand, (operand,))
-        assert re.search(rf"\b({'|'.join(names)})\b", message), f"{message!r} does not name {operand}"
+        assert re.search(rf"\b{operand}\b", message), f"{message!r} does not name {operand}"
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +282,7 @@ def test_tensor_descriptor_copies_its_arguments(abi: Abi) -> None:
     assert lib.infiniopCreateRearrangeDescriptor(abi.handle, ctypes.byref(out), desc, desc) == SUCCESS
     memory = example(op, op.layouts())
     assert abi.run_in(op, out, {name: operand.pointer for name, operand in memory.items()}) == SUCCESS
-    assert memory["dst"].array.tobytes() == memory["src"].array.tobytes()
+    assert memory["y"].array.tobytes() == memory["x"].array.tobytes()
     assert abi.destroy(op, out) == SUCCESS
     assert lib.infiniopDestroyTensorDescriptor(desc) == SUCCESS
 
@@ -414,15 +413,15 @@ CREATE: dict[str, dict[str, Row]] = {
         "residual-rows-the-same": ({"residual_out": L((3, 4), (0, 1))}, BAD_TENSOR_STRIDES, "residual_out"),
     },
     "rearrange": {
-        "shape": ({"src": L((3, 2))}, BAD_TENSOR_SHAPE, "src"),
-        "rank": ({"src": L((6,))}, BAD_TENSOR_SHAPE, "src"),
-        "src-of-size-1": ({"src": L((2, 1))}, BAD_TENSOR_SHAPE, "src"),
-        "dst-stride-0": ({"dst": L((2, 3), (0, 1))}, BAD_TENSOR_STRIDES, "dst"),
-        "dst-strides-1-1": ({"dst": L((2, 3), (1, 1))}, BAD_TENSOR_STRIDES, "dst"),
+        "shape": ({"x": L((3, 2))}, BAD_TENSOR_SHAPE, "x"),
+        "rank": ({"x": L((6,))}, BAD_TENSOR_SHAPE, "x"),
+        "src-of-size-1": ({"x": L((2, 1))}, BAD_TENSOR_SHAPE, "x"),
+        "dst-stride-0": ({"y": L((2, 3), (0, 1))}, BAD_TENSOR_STRIDES, "y"),
+        "dst-strides-1-1": ({"y": L((2, 3), (1, 1))}, BAD_TENSOR_STRIDES, "y"),
         "dst-overlaps-behind-a-hole": (
-            {"src": L((3, 2, 2)), "dst": L((3, 2, 2), (4, 8, 1))},
+            {"x": L((3, 2, 2)), "y": L((3, 2, 2), (4, 8, 1))},
             BAD_TENSOR_STRIDES,
-            "dst",
+            "y",
         ),
     },
 }
@@ -536,13 +535,13 @@ ACCEPT: dict[str, dict[str, dict[str, Layout]]] = {
         },
     },
     "rearrange": {
-        "rank-0": each(("dst", "src"), L(())),
-        "rank-16": each(("dst", "src"), L((2, 1) * 8)),
-        "transpose": {"src": L((2, 3), (1, 2))},
-        "not-nested": {"dst": L((2, 3), (3, 2))},
-        "negative": {"dst": L((2, 3), (-3, 1)), "src": L((2, 3), (3, -1))},
-        "broadcast": {"src": L((2, 3), (0, 0))},
-        "three-dims": {"dst": L((2, 3, 5), (1, 10, 2)), "src": L((2, 3, 5), (20, 6, 1))},
+        "rank-0": each(("y", "x"), L(())),
+        "rank-16": each(("y", "x"), L((2, 1) * 8)),
+        "transpose": {"x": L((2, 3), (1, 2))},
+        "not-nested": {"y": L((2, 3), (3, 2))},
+        "negative": {"y": L((2, 3), (-3, 1)), "x": L((2, 3), (3, -1))},
+        "broadcast": {"x": L((2, 3), (0, 0))},
+        "three-dims": {"y": L((2, 3, 5), (1, 10, 2)), "x": L((2, 3, 5), (20, 6, 1))},
     },
 }
 ACCEPT["mul"] = ACCEPT["add"]
@@ -592,8 +591,8 @@ ZERO: dict[str, dict[str, dict[str, Layout]]] = {
         "nothing": {**each(NORM, L((0,))), "weight": L((0,))},
     },
     "rearrange": {
-        "first": each(("dst", "src"), L((0, 3))),
-        "last": each(("dst", "src"), L((2, 0))),
+        "first": each(("y", "x"), L((0, 3))),
+        "last": each(("y", "x"), L((2, 0))),
     },
 }
 ZERO["mul"] = ZERO["add"]
@@ -729,7 +728,7 @@ def test_element_alignment_is_enough(abi: Abi, op: Op) -> None:
             views[name] = view
         assert abi.run_in(op, desc, pointers) == SUCCESS, abi.lib.message()
         if op.name == "rearrange":
-            np.testing.assert_array_equal(views["dst"], views["src"])
+            np.testing.assert_array_equal(views["y"], views["x"])
         elif op.name == "gemm":
             np.testing.assert_array_equal(views["c"], views["a"] @ views["b"])
         else:
@@ -841,12 +840,12 @@ SHARED: dict[str, dict[str, tuple[Shared, int]]] = {
         "c-on-broadcast-b": ({"c": (GEMM_C, 0), "a": (GEMM_A, FAR), "b": (L((2, 2), (0, 0)), 1)}, BAD_PARAM),
     },
     "rearrange": {
-        "beside": ({"dst": (A, 0), "src": (A, 6)}, SUCCESS),
-        "interleave": ({"dst": EVEN, "src": ODD}, SUCCESS),
-        "the-same": ({"dst": (A, 0), "src": (A, 0)}, BAD_PARAM),
-        "transposed": ({"dst": (L((2, 2)), 0), "src": (L((2, 2), (1, 2)), 0)}, BAD_PARAM),
-        "shifted": ({"dst": (A, 1), "src": (A, 0)}, BAD_PARAM),
-        "last-on-first": ({"dst": (A, 5), "src": (A, 0)}, BAD_PARAM),
+        "beside": ({"y": (A, 0), "x": (A, 6)}, SUCCESS),
+        "interleave": ({"y": EVEN, "x": ODD}, SUCCESS),
+        "the-same": ({"y": (A, 0), "x": (A, 0)}, BAD_PARAM),
+        "transposed": ({"y": (L((2, 2)), 0), "x": (L((2, 2), (1, 2)), 0)}, BAD_PARAM),
+        "shifted": ({"y": (A, 1), "x": (A, 0)}, BAD_PARAM),
+        "last-on-first": ({"y": (A, 5), "x": (A, 0)}, BAD_PARAM),
     },
     "add_rms_norm": {
         "y-is-a": (

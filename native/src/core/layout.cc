@@ -99,7 +99,8 @@ constexpr int kSearchBudget = 1 << 16; // steps, well under a millisecond
 
 struct Equation {
     struct Term {
-        int64_t a, u;
+        int64_t a;
+        Wide u;
     };
     Term terms[2 * INFINI_MAX_DIMS + 2];
     Wide reach[2 * INFINI_MAX_DIMS + 3];   // reach[i]: largest value of terms i.. together
@@ -107,10 +108,10 @@ struct Equation {
     int n = 0;
     int budget = kSearchBudget;
 
-    void add(int64_t a, int64_t u) {
+    void add(int64_t a, Wide u) {
         if (a == 0 || u == 0) return;
         for (int i = 0; i < n; ++i)
-            if (terms[i].a == a) { // u is at most a number of elements, twice: no overflow before the coefficients do
+            if (terms[i].a == a) {
                 terms[i].u += u;
                 return;
             }
@@ -160,7 +161,7 @@ bool overlaps_itself(const InfiniOperand &operand) {
         Equation rest;
         Wide shift = 0;
         for (int d = first + 1; d < n; ++d) {
-            rest.add(dims[d].stride, 2 * dims[d].steps);
+            rest.add(dims[d].stride, static_cast<Wide>(dims[d].steps) * 2);
             shift += static_cast<Wide>(dims[d].stride) * dims[d].steps;
         }
         rest.prepare();
@@ -217,7 +218,7 @@ void reduce_dims(InfiniOperand *operands, int n_operands, int keep) {
     std::stable_sort(order, order + n, [&](int x, int y) { return lead.stride[x] > lead.stride[y]; });
     const auto mergeable = [&](int outer, int inner) {
         for (int o = 0; o < n_operands; ++o)
-            if (operands[o].stride[outer] != operands[o].stride[inner] * operands[o].shape[inner]) return false;
+            if (static_cast<Wide>(operands[o].stride[outer]) != static_cast<Wide>(operands[o].stride[inner]) * operands[o].shape[inner]) return false;
         return true;
     };
     // In `order`, a merged dimension lives on in the slot of its inner one.

@@ -41,12 +41,11 @@ double best_rate(double amount, Work &&work) {
 infiniStatus_t measure_cpu_ceiling(const char *function, int what, size_t bytes, double *rate) {
     const CeilingKernels &kernel = kernels().ceilings;
     const int threads = num_threads();
-    volatile double sink = 0;
     if (what == INFINIOP_CEILING_FMA_F32 || what == INFINIOP_CEILING_FMA_F64) {
         constexpr int64_t kIterations = 1 << 14;
         const bool single = what == INFINIOP_CEILING_FMA_F32;
         *rate = best_rate(static_cast<double>((single ? kernel.fma_f32_flops : kernel.fma_f64_flops) * kIterations * threads), [&] {
-            parallel_for(threads, threads, [&](int64_t, int) { sink = single ? kernel.fma_f32(kIterations) : kernel.fma_f64(kIterations); });
+            parallel_for(threads, threads, [&](int64_t, int) { [[maybe_unused]] volatile double sink = single ? kernel.fma_f32(kIterations) : kernel.fma_f64(kIterations); });
         });
         return INFINI_STATUS_SUCCESS;
     }
@@ -61,7 +60,7 @@ infiniStatus_t measure_cpu_ceiling(const char *function, int what, size_t bytes,
             if (copy)
                 std::memcpy(to.data() + begin, from.data() + begin, count);
             else
-                sink = kernel.read(from.data() + begin, static_cast<int64_t>(count));
+                [[maybe_unused]] volatile double sink = kernel.read(from.data() + begin, static_cast<int64_t>(count));
         });
     });
     return INFINI_STATUS_SUCCESS;

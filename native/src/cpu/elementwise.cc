@@ -1,4 +1,4 @@
-/* add and mul on the CPU. */
+/* add, mul and their relatives on the CPU. */
 #include "cpu/cpu_plan.h"
 #include "cpu/isa.h"
 #include "cpu/row_loop.h"
@@ -90,7 +90,8 @@ std::unique_ptr<CpuPlan> plan_binary(const InfiniProblem &problem, const BinaryR
 
 } // namespace
 
-std::unique_ptr<CpuPlan> plan_add(const InfiniProblem &problem, size_t *) { return plan_binary(problem, kernels().add); }
-std::unique_ptr<CpuPlan> plan_mul(const InfiniProblem &problem, size_t *) { return plan_binary(problem, kernels().mul); }
+#define INFINI_BINARY_PLANNER(ID, name, Name) \
+    std::unique_ptr<CpuPlan> plan_##name(const InfiniProblem &problem, size_t *) { return plan_binary(problem, kernels().binary[kBinary##Name]); }
+INFINI_BINARY_LIST(INFINI_BINARY_PLANNER)
 
 } // namespace infini

@@ -10,6 +10,7 @@
  *  Whatever the way, an element of C is the sum over k in ascending order, one partial sum for each kBlockK of them: the order
  *  depends on K alone, so a row of C has the same bits whatever M, N, the batch or the number of threads are. */
 #include <algorithm>
+#include <optional>
 
 #include "core/dtype.h"
 #include "cpu/cpu_plan.h"
@@ -26,13 +27,14 @@ constexpr int64_t kBlockN = 1024; // packed B: 1 MiB of F32
 constexpr int64_t kTaskRows = 168, kTaskCols = 256; // of C in one task: its packed operands share the second-level cache
 constexpr int64_t kFewRows = 64;                    // up to here a row of B is used for all rows of A at once
 constexpr int64_t kPackK = 4 * kBlockK; // of B packed at a time then: rows of it are read a page at a time
+constexpr int64_t kFewRowsOfA = 1 << 22;            // elements of A up to which it is packed as a whole
 constexpr int64_t kStreamMaxRows = 32;
 constexpr int64_t kStreamCols = 1024;        // columns of sums and partial sums kept in the cache
 constexpr int64_t kStreamBytes = 256 * 1024; // of B: below, packing it costs nothing that matters
 constexpr double kFlopsPerThread = 1 << 20;  // fewer are done before a second thread is awake
 constexpr int64_t kLine = 64;
 
-int64_t ceil_div(int64_t x, int64_t y) { return (x + y - 1) / y; }
+int64_t ceil_div(int64_t x, int64_t y) { return x / y + (x % y != 0); }
 int64_t round_up(int64_t x, int64_t y) { return ceil_div(x, y) * y; }
 
 /** How many threads so much work is worth, whatever their number is when it is run. */
@@ -186,8 +188,11 @@ struct FewRows : Gemm {
     int64_t ld;          // of the sums
     int64_t bytes_a, bytes_b, bytes_sums; // packed A, shared; scratch of B or of partial sums, and sums, a thread
 
+    /** Few rows, and an A that may be packed as a whole; K alone can be as long as 0 strides allow. */
+    static bool applies(const Gemm &g) { return g.m <= kFewRows && g.k <= kFewRowsOfA / round_up(g.m, g.mr); }
+
     static bool can_stream(const Gemm &g) {
-        return g.b.col == 1 && g.m <= kStreamMaxRows && g.n >= 2 * g.nr && g.k * g.n * g.size >= kStreamBytes;
+        return g.b.col == 1 && g.m <= kStreamMaxRows && g.n >= 2 * g.nr && g.k >= kStreamBytes / (g.n * g.size);
     }
 
     FewRows(const Gemm &gemm, int threads) : Gemm(gemm), stream(can_stream(gemm)) {
@@ -258,13 +263,19 @@ struct FewRows : Gemm {
 /* ---- the plan --------------------------------------------------------------------------------------------------------- */
 
 struct GemmPlan final : CpuPlan {
-    GemmPlan(const Gemm &gemm, size_t *workspace_size)
-        : g(gemm), threads(worth_threads(gemm.flops() * static_cast<double>(gemm.batch))),
-          // Small items are worth a thread each, not several threads one after the other.
-          by_item(g.batch > 1 && g.flops() < 16 * kFlopsPerThread), few_rows(g.m <= kFewRows),
-          slots(by_item ? static_cast<int>(std::min<int64_t>(g.batch, threads)) : 1), threads_of_item(by_item ? 1 : threads), blocked(g, threads_of_item), few(g, threads_of_item) {
-        bytes = few_rows ? few.workspace(threads_of_item) : blocked.workspace();
-        *workspace_size = g.k > 0 ? static_cast<size_t>(slots * bytes + kLine) : 0;
+    GemmPlan(const Gemm &gemm, size_t *workspace_size) : g(gemm) {
+        if (g.k == 0) return; // nothing but scale()
+        const int threads = worth_threads(g.flops() * static_cast<double>(g.batch));
+        // Small items are worth a thread each, not several threads one after the other.
+        by_item = g.batch > 1 && g.flops() < 16 * kFlopsPerThread;
+        slots = by_item ? static_cast<int>(std::min<int64_t>(g.batch, threads)) : 1;
+        threads_of_item = by_item ? 1 : threads;
+        if (FewRows::applies(g))
+            few.emplace(g, threads_of_item);
+        else
+            blocked.emplace(g, threads_of_item);
+        bytes = few ? few->workspace(threads_of_item) : blocked->workspace();
+        *workspace_size = static_cast<size_t>(slots * bytes + kLine);
     }
 
     void run(const InfiniCall &call) const override {
@@ -276,7 +287,7 @@ struct GemmPlan final : CpuPlan {
         const auto item = [&](int64_t i, int slot) {
             const Run r{pc + i * g.c.batch * g.size, (g.exchanged ? pb : pa) + g.a.offset + i * g.a.batch * g.size,
                         (g.exchanged ? pa : pb) + g.b.offset + i * g.b.batch * g.size, workspace + slot * bytes, threads_of_item, call.alpha, call.beta};
-            few_rows ? few.run(r) : blocked.run(r);
+            few ? few->run(r) : blocked->run(r);
         };
         if (by_item) return parallel_for(g.batch, slots, item);
         for (int64_t i = 0; i < g.batch; ++i) item(i, 0);
@@ -294,12 +305,11 @@ struct GemmPlan final : CpuPlan {
     }
 
     Gemm g;
-    int threads;
-    bool by_item, few_rows;
-    int slots, threads_of_item;
-    Blocked blocked;
-    FewRows few;
-    int64_t bytes; // of the workspace, an item
+    bool by_item = false;                // threads share the items of the batch, and not one item
+    int slots = 1, threads_of_item = 1;
+    std::optional<Blocked> blocked;      // one of these two
+    std::optional<FewRows> few;
+    int64_t bytes = 0;                   // of the workspace, an item
 };
 
 } // namespace

@@ -1,7 +1,8 @@
 #include "cpu/isa.h"
 
+#include <strings.h>
+
 #include <cstdlib>
-#include <cstring>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -57,14 +58,12 @@ constexpr Isa kIsas[] = {
 
 const KernelTable &choose() {
     const char *most = std::getenv("INFINIOP_MAX_ISA");
-    bool named = false; // a name that is in no row caps nothing
-    for (const Isa &isa : kIsas) named = named || (most != nullptr && std::strcmp(most, isa.table->name) == 0);
-    bool reached = !named;
+    bool reached = most == nullptr || *most == '\0';
     for (const Isa &isa : kIsas) {
-        reached = reached || std::strcmp(most, isa.table->name) == 0;
+        reached = reached || strcasecmp(most, isa.table->name) == 0;
         if (reached && isa.available()) return *isa.table;
     }
-    return kKernelsPortable;
+    return kKernelsPortable; // also where the variable names none of them: whoever set it wants less, not more
 }
 
 } // namespace

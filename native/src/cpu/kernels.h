@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/binary_ops.h"
 #include "infinicore.h"
 
 namespace infini {
@@ -61,8 +62,7 @@ struct CeilingKernels {
 
 struct KernelTable {
     const char *name;
-    BinaryRow add[kDtypeCount]; // by dtype; null where the operator does not take it
-    BinaryRow mul[kDtypeCount];
+    BinaryRow binary[kBinaryOpCount][kDtypeCount];  // by dtype; null where the operator does not take it
     NormRow add_rms_norm[kDtypeCount][kDtypeCount]; // by dtype of the tensors and of the weight
     CopyRow copy[5];                                // by log2 of the element size
     TransposeTile transpose[5];

@@ -35,8 +35,9 @@ struct u128 {
 constexpr KernelTable make_table() {
     KernelTable t{};
     t.name = INFINI_STRINGIFY(INFINI_ISA);
-    fill_binary<Add>(t.add);
-    fill_binary<Mul>(t.mul);
+#define INFINI_FILL_BINARY(ID, name, Name) fill_binary<Name>(t.binary[kBinary##Name]);
+    INFINI_BINARY_LIST(INFINI_FILL_BINARY)
+#undef INFINI_FILL_BINARY
     fill_norm(t);
     fill_copy(t);
     fill_gemm(t);

@@ -10,7 +10,9 @@
 namespace infini {
 
 /** Below this much memory traffic a second thread costs more than it brings: waking one takes about as long as moving it. */
-constexpr int64_t kBytesPerThread = 256 * 1024;
+constexpr double kBytesPerThread = 256 * 1024;
+
+inline int worth_threads(double bytes) { return static_cast<int>(std::clamp(bytes / kBytesPerThread, 1.0, static_cast<double>(num_threads()))); }
 
 /** The loops of a problem: `ndim` outer ones around rows of `n` elements. Strides in bytes, of up to N operands. */
 template <int N>
@@ -18,7 +20,7 @@ struct RowLoop {
     int ndim = 0;
     int64_t n = 1;             // elements of a row
     int64_t rows = 1;          // product of the outer sizes
-    int64_t bytes_per_row = 0; // read and written
+    double bytes_per_row = 0;  // read and written; broadcast operands make it longer than memory
     int64_t shape[INFINI_MAX_DIMS];
     int64_t stride[N][INFINI_MAX_DIMS];
     int64_t offset[N];
@@ -37,7 +39,7 @@ struct RowLoop {
             const int64_t size = kDtypes[operands[i].dtype].size;
             offset[i] = operands[i].offset * size;
             step[i] = rank > 0 ? operands[i].stride[rank - 1] : 0;
-            bytes_per_row += n * size;
+            bytes_per_row += static_cast<double>(n) * static_cast<double>(size);
             for (int d = 0; d < ndim; ++d) stride[i][d] = operands[i].stride[d] * size;
         }
     }
@@ -73,8 +75,7 @@ struct RowLoop {
     template <class Row>
     void parallel_walk(int64_t grain, Row &&row) const {
         const int64_t total = rows * n;
-        const int64_t worth = rows * bytes_per_row / kBytesPerThread;
-        const int threads = static_cast<int>(std::clamp<int64_t>(worth, 1, num_threads()));
+        const int threads = worth_threads(static_cast<double>(rows) * bytes_per_row);
         if (threads == 1) return walk(0, total, row);
         const int64_t grains = (total + grain - 1) / grain;
         const int64_t pieces = std::min<int64_t>(threads, grains);
@@ -163,8 +164,7 @@ RowLoop<N> loops_without(const InfiniOperand *operands, uint32_t dims) {
 template <int N, class Tile>
 void parallel_tiles(const RowLoop<N> &outer, int64_t rows, int64_t cols, int64_t tile_rows, int64_t tile_cols, int64_t size, int64_t bytes_per_element, Tile &&tile) {
     const int64_t strips = (rows + tile_rows - 1) / tile_rows, items = outer.rows * outer.n, total = items * strips;
-    const int64_t worth = items * rows * cols * bytes_per_element / kBytesPerThread;
-    const int threads = static_cast<int>(std::clamp<int64_t>(worth, 1, num_threads()));
+    const int threads = worth_threads(static_cast<double>(items) * static_cast<double>(rows) * static_cast<double>(cols * bytes_per_element));
     const int64_t pieces = std::min<int64_t>(total, threads == 1 ? 1 : threads * 4);
     const auto strip_of = [&](const int64_t *at, int64_t strip) {
         const int64_t row = strip * tile_rows;

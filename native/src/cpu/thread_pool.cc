@@ -51,7 +51,17 @@ double quota_in(const std::string &path) {
     return quota;
 }
 
-/** The smallest quota of this process's control group (version 2) and those above it. */
+/** The number in a file, or `otherwise`. */
+double number_in_file(const char *path, double otherwise) {
+    double number = otherwise;
+    if (FILE *file = std::fopen(path, "r")) {
+        if (std::fscanf(file, "%lf", &number) != 1) number = otherwise;
+        std::fclose(file);
+    }
+    return number;
+}
+
+/** The smallest quota of this process's control group and those above it; of version 1 the one a container sees as its own. */
 double cgroup_quota() {
     std::string group;
     if (FILE *file = std::fopen("/proc/self/cgroup", "r")) {
@@ -61,6 +71,8 @@ double cgroup_quota() {
         std::fclose(file);
     }
     double quota = quota_in("/sys/fs/cgroup/cpu.max");
+    const double used = number_in_file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", -1), period = number_in_file("/sys/fs/cgroup/cpu/cpu.cfs_period_us", -1);
+    if (used > 0 && period > 0) quota = std::min(quota, used / period);
     for (; group.size() > 1; group.erase(group.find_last_of('/'))) quota = std::min(quota, quota_in("/sys/fs/cgroup" + group + "/cpu.max"));
     return quota;
 }

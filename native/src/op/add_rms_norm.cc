@@ -8,8 +8,8 @@ namespace {
 
 enum { kY, kResidual, kA, kB, kWeight };
 
-infiniStatus_t check(const OpSpec &spec, InfiniProblem &problem) {
-    InfiniOperand *const x = problem.operands;
+infiniStatus_t check(const OpSpec &spec, const InfiniProblem &problem) {
+    const InfiniOperand *const x = problem.operands;
     if (const infiniStatus_t status = check_dtype(spec, problem, kY, kFloatDtypes, "F16, BF16, F32 or F64")) return status;
     for (int i : {kResidual, kA, kB})
         if (const infiniStatus_t status = check_same_dtype(spec, problem, i)) return status;

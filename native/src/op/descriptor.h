@@ -34,9 +34,9 @@ struct OpSpec {
     int n_operands;
     const char *operand_names[INFINI_MAX_OPERANDS];
     uint32_t may_alias[INFINI_MAX_OPERANDS]; // per output: bit i set when operand i may be exactly this output
-    /** Checks dtypes, shapes and strides, and replaces the operands in `problem`, which are as the caller described them, by
-     *  the form infini_backend.h promises. Outputs that overlap themselves are refused afterwards, by the caller. */
-    infiniStatus_t (*check)(const OpSpec &spec, InfiniProblem &problem);
+    /** Checks dtypes, shapes and strides of the operands, which are as the caller described them. Outputs that overlap
+     *  themselves are refused afterwards, by create_descriptor(). */
+    infiniStatus_t (*check)(const OpSpec &spec, const InfiniProblem &problem);
     /** Brings a legal problem without empty outputs to the form infini_backend.h promises. */
     void (*reduce)(InfiniProblem &problem);
     bool takes_workspace = true;

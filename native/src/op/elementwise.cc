@@ -1,4 +1,5 @@
-/* add and mul: C = A op B, element by element. A sixth binary operator is a spec and four exports more. */
+/* add, mul and their relatives: C = A op B, element by element. */
+#include "core/binary_ops.h"
 #include "core/dtype.h"
 #include "op/descriptor.h"
 
@@ -6,7 +7,7 @@ using namespace infini;
 
 namespace {
 
-infiniStatus_t check(const OpSpec &spec, InfiniProblem &problem) {
+infiniStatus_t check(const OpSpec &spec, const InfiniProblem &problem) {
     if (const infiniStatus_t status = check_dtype(spec, problem, 0, kFloatDtypes | kIntDtypes, "F16, BF16, F32, F64, I8..I64 or U8..U64")) return status;
     for (int i = 1; i < spec.n_operands; ++i)
         if (const infiniStatus_t status = check_same_dtype(spec, problem, i)) return status;
@@ -18,25 +19,24 @@ infiniStatus_t check(const OpSpec &spec, InfiniProblem &problem) {
 void reduce(InfiniProblem &problem) { reduce_dims(problem.operands, problem.n_operands); }
 
 constexpr uint32_t kOnAorB = 1u << 1 | 1u << 2;
-constexpr OpSpec kAdd = {"add", INFINI_OP_ADD, 1, 3, {"c", "a", "b"}, {kOnAorB}, check, reduce};
-constexpr OpSpec kMul = {"mul", INFINI_OP_MUL, 1, 3, {"c", "a", "b"}, {kOnAorB}, check, reduce};
+#define INFINI_BINARY_SPEC(ID, name, Name) constexpr OpSpec k##Name = {#name, INFINI_OP_##ID, 1, 3, {"c", "a", "b"}, {kOnAorB}, check, reduce};
+INFINI_BINARY_LIST(INFINI_BINARY_SPEC)
 
 } // namespace
 
-#define EXPORT_BINARY(Op, spec)                                                                                                \
+#define EXPORT_BINARY(ID, name, Op)                                                                                                \
     INFINI_EXPORT(infiniopCreate##Op##Descriptor,                                                                            \
                     (infiniopHandle_t handle, infiniop##Op##Descriptor_t *desc, infiniopTensorDescriptor_t c,                   \
                      infiniopTensorDescriptor_t a, infiniopTensorDescriptor_t b),                                              \
-                    return create_descriptor(fn, spec, handle, desc, {c, a, b});)                                                      \
+                    return create_descriptor(fn, k##Op, handle, desc, {c, a, b});)                                                      \
     INFINI_EXPORT(infiniopGet##Op##WorkspaceSize, (infiniop##Op##Descriptor_t desc, size_t *size),                           \
-                    return get_workspace_size(fn, spec, desc, size);)                                                                  \
+                    return get_workspace_size(fn, k##Op, desc, size);)                                                                  \
     INFINI_EXPORT(infiniop##Op,                                                                                              \
                     (infiniop##Op##Descriptor_t desc, void *workspace, size_t workspace_size, void *c, const void *a,          \
                      const void *b, void *stream),                                                                             \
-                    return run_descriptor(fn, spec, desc, workspace, workspace_size, {c, a, b}, stream);)                              \
-    INFINI_EXPORT(infiniopDestroy##Op##Descriptor, (infiniop##Op##Descriptor_t desc), return destroy_descriptor(fn, spec, desc);)
+                    return run_descriptor(fn, k##Op, desc, workspace, workspace_size, {c, a, b}, stream);)                              \
+    INFINI_EXPORT(infiniopDestroy##Op##Descriptor, (infiniop##Op##Descriptor_t desc), return destroy_descriptor(fn, k##Op, desc);)
 
 extern "C" {
-EXPORT_BINARY(Add, kAdd)
-EXPORT_BINARY(Mul, kMul)
+INFINI_BINARY_LIST(EXPORT_BINARY)
 } // extern "C"

@@ -10,9 +10,8 @@ namespace {
 
 enum { kC, kA, kB };
 
-/** [M, N] becomes [1, M, N]; a batch of 1 gets the common batch, with stride 0. */
-infiniStatus_t check(const OpSpec &spec, InfiniProblem &problem) {
-    InfiniOperand *const x = problem.operands;
+infiniStatus_t check(const OpSpec &spec, const InfiniProblem &problem) {
+    const InfiniOperand *const x = problem.operands;
     if (const infiniStatus_t status = check_dtype(spec, problem, kC, kFloatDtypes, "F16, BF16, F32 or F64")) return status;
     for (int i : {kA, kB})
         if (const infiniStatus_t status = check_same_dtype(spec, problem, i)) return status;
@@ -32,23 +31,27 @@ infiniStatus_t check(const OpSpec &spec, InfiniProblem &problem) {
     const int64_t batch = batch_of(kC);
     for (int i : {kA, kB})
         if (batch_of(i) != batch && batch_of(i) != 1) return mismatch("batches differ, those of a and b must be 1 or that of c");
-    for (int i : {kC, kA, kB}) {
-        if (x[i].ndim == 2) {
-            for (int d = 2; d > 0; --d) {
-                x[i].shape[d] = x[i].shape[d - 1];
-                x[i].stride[d] = x[i].stride[d - 1];
-            }
-            x[i].ndim = 3;
-            x[i].shape[0] = 1;
-            x[i].stride[0] = 0;
-        }
-        if (x[i].shape[0] == 1) x[i].stride[0] = 0;
-        x[i].shape[0] = batch;
-    }
     return INFINI_STATUS_SUCCESS;
 }
 
-void reduce(InfiniProblem &) {} // check() left it in the form backends get
+/** [M, N] becomes [1, M, N]; a batch of 1 gets the common batch, with stride 0. */
+void reduce(InfiniProblem &problem) {
+    const InfiniOperand &c = problem.operands[kC];
+    const int64_t batch = c.ndim == 3 ? c.shape[0] : 1;
+    for (int i : {kC, kA, kB}) {
+        InfiniOperand &x = problem.operands[i];
+        if (x.ndim == 2) {
+            for (int d = 2; d > 0; --d) {
+                x.shape[d] = x.shape[d - 1];
+                x.stride[d] = x.stride[d - 1];
+            }
+            x.ndim = 3;
+            x.shape[0] = 1;
+        }
+        if (x.shape[0] == 1) x.stride[0] = 0;
+        x.shape[0] = batch;
+    }
+}
 
 constexpr OpSpec kGemm = {"gemm", INFINI_OP_GEMM, 1, 3, {"c", "a", "b"}, {}, check, reduce};
 

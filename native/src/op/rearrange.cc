@@ -6,7 +6,7 @@ using namespace infini;
 
 namespace {
 
-infiniStatus_t check(const OpSpec &spec, InfiniProblem &problem) {
+infiniStatus_t check(const OpSpec &spec, const InfiniProblem &problem) {
     if (const infiniStatus_t status = check_same_dtype(spec, problem, 1)) return status;
     return check_same_shape(spec, problem, 1);
 }

@@ -2,8 +2,11 @@
 #include "rt/registry.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <link.h>
 #include <sys/auxv.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
@@ -90,12 +93,17 @@ std::string defect(const InfiniBackend *b) {
 
 /** Does the file hold every segment its ELF header promises? Opening one that was cut short kills the process. */
 bool is_whole_library(const char *path) {
-    FILE *file = std::fopen(path, "rb");
-    if (file == nullptr) return true; // dlopen says why
+    const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe must not hang
+    if (descriptor < 0) return true;                                       // dlopen says why
+    struct stat about;
+    FILE *file = fstat(descriptor, &about) == 0 && S_ISREG(about.st_mode) ? fdopen(descriptor, "rb") : nullptr;
+    if (file == nullptr) {
+        close(descriptor);
+        return false;
+    }
     ElfW(Ehdr) header;
     bool whole = std::fread(&header, sizeof header, 1, file) == 1 && std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0;
-    std::fseek(file, 0, SEEK_END);
-    const auto size = static_cast<uint64_t>(std::ftell(file));
+    const auto size = static_cast<uint64_t>(about.st_size);
     for (unsigned i = 0; whole && i < header.e_phnum; ++i) {
         ElfW(Phdr) segment;
         std::fseek(file, static_cast<long>(header.e_phoff + i * sizeof segment), SEEK_SET);
@@ -186,8 +194,7 @@ void search(infiniDevice_t device) {
     slot.searched = true;
     const std::string path = library_folder() + "/libinfini_" + kPluginNames[device] + ".so";
     Outcome outcome{INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, ""};
-    if (FILE *file = path[0] == '/' ? std::fopen(path.c_str(), "rb") : nullptr) {
-        std::fclose(file);
+    if (path[0] == '/' && access(path.c_str(), F_OK) == 0) {
         outcome = load(path.c_str());
         if (slot.backend.load() != nullptr) return;
         if (outcome.status == INFINI_STATUS_SUCCESS) outcome.reason = path + ": it fills another slot";
