@@ -117,9 +117,7 @@ void fakeBackendGetCounts(FakeCounts *result) {
     pthread_mutex_unlock(&mutex);
 }
 
-static infiniStatus_t fail(infiniStatus_t status, const char *message) {
-    return host_library->fail(status, message);
-}
+static infiniStatus_t fail(infiniStatus_t status, const char *message) { return host_library->fail(status, message); }
 
 /* ---- objects; the functions of this section are called with the mutex held ----------------------------------------- */
 
@@ -155,7 +153,8 @@ static unsigned char *host_address(int device_id, const void *ptr, size_t size) 
     for (Object *object = objects; object; object = object->next) {
         const uintptr_t first = (uintptr_t)object->host;
         if (object->kind != kBlock || object->device_id != device_id) continue;
-        if (at >= first && at - first <= object->size && size <= object->size - (at - first)) return (unsigned char *)at;
+        if (at >= first && at - first <= object->size && size <= object->size - (at - first))
+            return (unsigned char *)at;
     }
     return NULL;
 }
@@ -416,7 +415,8 @@ static infiniStatus_t memset_sync(int device_id, void *ptr, int value, size_t si
     unsigned char *host = host_address(device_id, ptr, size);
     if (host) memset(host, value, size);
     pthread_mutex_unlock(&mutex);
-    return host ? INFINI_STATUS_SUCCESS : fail(INFINI_STATUS_BAD_PARAM, "fake: fill outside the live memory of the current device");
+    return host ? INFINI_STATUS_SUCCESS
+                : fail(INFINI_STATUS_BAD_PARAM, "fake: fill outside the live memory of the current device");
 }
 
 static infiniStatus_t memset_async(int device_id, void *ptr, int value, size_t size, infinirtStream_t stream) {
@@ -427,38 +427,40 @@ static infiniStatus_t memset_async(int device_id, void *ptr, int value, size_t s
 /* ---- operators: a plan is a CPU descriptor and where its operands lie ------------------------------------------------ */
 
 /** The functions of the CPU side, X(return type, name, parameters), resolved at the first create. */
-#define CPU_FUNCTIONS(X)                                                                                                                    \
-    X(infinirtGetDevice, (infiniDevice_t *, int *))                                                                                         \
-    X(infinirtSetDevice, (infiniDevice_t, int))                                                                                             \
-    X(infiniopCreateHandle, (infiniopHandle_t *))                                                                                           \
-    X(infiniopDestroyHandle, (infiniopHandle_t))                                                                                            \
-    X(infiniopCreateTensorDescriptor, (infiniopTensorDescriptor_t *, size_t, const size_t *, const ptrdiff_t *, infiniDtype_t))             \
-    X(infiniopDestroyTensorDescriptor, (infiniopTensorDescriptor_t))                                                                        \
-    X(infiniopCreateGemmDescriptor, (infiniopHandle_t, infiniopGemmDescriptor_t *, infiniopTensorDescriptor_t, infiniopTensorDescriptor_t,  \
-                                     infiniopTensorDescriptor_t))                                                                           \
-    X(infiniopGetGemmWorkspaceSize, (infiniopGemmDescriptor_t, size_t *))                                                                   \
-    X(infiniopGemm, (infiniopGemmDescriptor_t, void *, size_t, void *, const void *, const void *, float, float, void *))                   \
-    X(infiniopDestroyGemmDescriptor, (infiniopGemmDescriptor_t))                                                                            \
-    X(infiniopCreateAddDescriptor, (infiniopHandle_t, infiniopAddDescriptor_t *, infiniopTensorDescriptor_t, infiniopTensorDescriptor_t,    \
-                                    infiniopTensorDescriptor_t))                                                                            \
-    X(infiniopGetAddWorkspaceSize, (infiniopAddDescriptor_t, size_t *))                                                                     \
-    X(infiniopAdd, (infiniopAddDescriptor_t, void *, size_t, void *, const void *, const void *, void *))                                   \
-    X(infiniopDestroyAddDescriptor, (infiniopAddDescriptor_t))                                                                              \
-    X(infiniopCreateMulDescriptor, (infiniopHandle_t, infiniopMulDescriptor_t *, infiniopTensorDescriptor_t, infiniopTensorDescriptor_t,    \
-                                    infiniopTensorDescriptor_t))                                                                            \
-    X(infiniopGetMulWorkspaceSize, (infiniopMulDescriptor_t, size_t *))                                                                     \
-    X(infiniopMul, (infiniopMulDescriptor_t, void *, size_t, void *, const void *, const void *, void *))                                   \
-    X(infiniopDestroyMulDescriptor, (infiniopMulDescriptor_t))                                                                              \
-    X(infiniopCreateAddRMSNormDescriptor, (infiniopHandle_t, infiniopAddRMSNormDescriptor_t *, infiniopTensorDescriptor_t,                  \
-                                           infiniopTensorDescriptor_t, infiniopTensorDescriptor_t, infiniopTensorDescriptor_t,              \
-                                           infiniopTensorDescriptor_t, float))                                                              \
-    X(infiniopGetAddRMSNormWorkspaceSize, (infiniopAddRMSNormDescriptor_t, size_t *))                                                       \
-    X(infiniopAddRMSNorm, (infiniopAddRMSNormDescriptor_t, void *, size_t, void *, void *, const void *, const void *, const void *,        \
-                           void *))                                                                                                         \
-    X(infiniopDestroyAddRMSNormDescriptor, (infiniopAddRMSNormDescriptor_t))                                                                \
-    X(infiniopCreateRearrangeDescriptor, (infiniopHandle_t, infiniopRearrangeDescriptor_t *, infiniopTensorDescriptor_t,                    \
-                                          infiniopTensorDescriptor_t))                                                                      \
-    X(infiniopRearrange, (infiniopRearrangeDescriptor_t, void *, const void *, void *))                                                     \
+#define CPU_FUNCTIONS(X)                                                                                               \
+    X(infinirtGetDevice, (infiniDevice_t *, int *))                                                                    \
+    X(infinirtSetDevice, (infiniDevice_t, int))                                                                        \
+    X(infiniopCreateHandle, (infiniopHandle_t *))                                                                      \
+    X(infiniopDestroyHandle, (infiniopHandle_t))                                                                       \
+    X(infiniopCreateTensorDescriptor,                                                                                  \
+      (infiniopTensorDescriptor_t *, size_t, const size_t *, const ptrdiff_t *, infiniDtype_t))                        \
+    X(infiniopDestroyTensorDescriptor, (infiniopTensorDescriptor_t))                                                   \
+    X(infiniopCreateGemmDescriptor, (infiniopHandle_t, infiniopGemmDescriptor_t *, infiniopTensorDescriptor_t,         \
+                                     infiniopTensorDescriptor_t, infiniopTensorDescriptor_t))                          \
+    X(infiniopGetGemmWorkspaceSize, (infiniopGemmDescriptor_t, size_t *))                                              \
+    X(infiniopGemm,                                                                                                    \
+      (infiniopGemmDescriptor_t, void *, size_t, void *, const void *, const void *, float, float, void *))            \
+    X(infiniopDestroyGemmDescriptor, (infiniopGemmDescriptor_t))                                                       \
+    X(infiniopCreateAddDescriptor, (infiniopHandle_t, infiniopAddDescriptor_t *, infiniopTensorDescriptor_t,           \
+                                    infiniopTensorDescriptor_t, infiniopTensorDescriptor_t))                           \
+    X(infiniopGetAddWorkspaceSize, (infiniopAddDescriptor_t, size_t *))                                                \
+    X(infiniopAdd, (infiniopAddDescriptor_t, void *, size_t, void *, const void *, const void *, void *))              \
+    X(infiniopDestroyAddDescriptor, (infiniopAddDescriptor_t))                                                         \
+    X(infiniopCreateMulDescriptor, (infiniopHandle_t, infiniopMulDescriptor_t *, infiniopTensorDescriptor_t,           \
+                                    infiniopTensorDescriptor_t, infiniopTensorDescriptor_t))                           \
+    X(infiniopGetMulWorkspaceSize, (infiniopMulDescriptor_t, size_t *))                                                \
+    X(infiniopMul, (infiniopMulDescriptor_t, void *, size_t, void *, const void *, const void *, void *))              \
+    X(infiniopDestroyMulDescriptor, (infiniopMulDescriptor_t))                                                         \
+    X(infiniopCreateAddRMSNormDescriptor,                                                                              \
+      (infiniopHandle_t, infiniopAddRMSNormDescriptor_t *, infiniopTensorDescriptor_t, infiniopTensorDescriptor_t,     \
+       infiniopTensorDescriptor_t, infiniopTensorDescriptor_t, infiniopTensorDescriptor_t, float))                     \
+    X(infiniopGetAddRMSNormWorkspaceSize, (infiniopAddRMSNormDescriptor_t, size_t *))                                  \
+    X(infiniopAddRMSNorm, (infiniopAddRMSNormDescriptor_t, void *, size_t, void *, void *, const void *, const void *, \
+                           const void *, void *))                                                                      \
+    X(infiniopDestroyAddRMSNormDescriptor, (infiniopAddRMSNormDescriptor_t))                                           \
+    X(infiniopCreateRearrangeDescriptor,                                                                               \
+      (infiniopHandle_t, infiniopRearrangeDescriptor_t *, infiniopTensorDescriptor_t, infiniopTensorDescriptor_t))     \
+    X(infiniopRearrange, (infiniopRearrangeDescriptor_t, void *, const void *, void *))                                \
     X(infiniopDestroyRearrangeDescriptor, (infiniopRearrangeDescriptor_t))
 
 static struct {
@@ -482,9 +484,9 @@ static void resolve_cpu(void) {
     void *library = dlopen(path, RTLD_NOW);
     if (!library) return;
     int found = 1;
-#define RESOLVE(name, parameters)           \
-    address = dlsym(library, #name);        \
-    found &= address != NULL;               \
+#define RESOLVE(name, parameters)    \
+    address = dlsym(library, #name); \
+    found &= address != NULL;        \
     memcpy(&cpu.name, &address, sizeof address);
     CPU_FUNCTIONS(RESOLVE)
 #undef RESOLVE
@@ -517,8 +519,10 @@ static void place(Plan *plan, int i, const InfiniOperand *operand) {
     for (int d = 0; d < operand->ndim; ++d) {
         const int64_t reach = (operand->shape[d] - 1) * operand->stride[d];
         empty |= operand->shape[d] == 0;
-        if (reach < 0) lowest += reach;
-        else highest += reach;
+        if (reach < 0)
+            lowest += reach;
+        else
+            highest += reach;
     }
     plan->at[i].first = operand->offset * item;
     plan->at[i].lowest = lowest * item;
@@ -537,7 +541,8 @@ static infiniStatus_t describe(infiniopTensorDescriptor_t *desc, const InfiniOpe
     return cpu.infiniopCreateTensorDescriptor(desc, (size_t)(operand->ndim - skipped), shape, strides, operand->dtype);
 }
 
-static infiniStatus_t create_cpu_descriptor(Plan *plan, infiniopHandle_t handle, infiniopTensorDescriptor_t *t, float epsilon) {
+static infiniStatus_t create_cpu_descriptor(Plan *plan, infiniopHandle_t handle, infiniopTensorDescriptor_t *t,
+                                            float epsilon) {
     switch (plan->op) {
     case INFINI_OP_GEMM: return cpu.infiniopCreateGemmDescriptor(handle, &plan->desc, t[0], t[1], t[2]);
     case INFINI_OP_ADD: return cpu.infiniopCreateAddDescriptor(handle, &plan->desc, t[0], t[1], t[2]);
@@ -644,7 +649,8 @@ static infiniStatus_t op_run(const void *opaque, const InfiniCall *call) {
     }
     counts.runs[plan->device_id] += inside;
     pthread_mutex_unlock(&mutex);
-    if (!inside) return fail(INFINI_STATUS_BAD_PARAM, "fake: an operand lies outside the live memory of the plan's device");
+    if (!inside)
+        return fail(INFINI_STATUS_BAD_PARAM, "fake: an operand lies outside the live memory of the plan's device");
 
     if (workspace) memset(workspace, kFreshByte, plan->workspace);
     struct InfiniopDescriptor *desc = plan->desc;

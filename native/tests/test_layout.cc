@@ -72,7 +72,8 @@ void test_overlap() {
             for (int b = 0; b < kDtypes[x.dtype].size; ++b) bytes.insert(at_x + o * kDtypes[x.dtype].size + b);
         bool expected = false;
         for (int64_t o : offsets(y))
-            for (int b = 0; b < kDtypes[y.dtype].size; ++b) expected = expected || bytes.count(at_y + o * kDtypes[y.dtype].size + b) > 0;
+            for (int b = 0; b < kDtypes[y.dtype].size; ++b)
+                expected = expected || bytes.count(at_y + o * kDtypes[y.dtype].size + b) > 0;
         overlapping += expected;
         CHECK(overlap(x, memory.data() + at_x, y, memory.data() + at_y) == expected);
         CHECK(overlap(y, memory.data() + at_y, x, memory.data() + at_x) == expected);
@@ -109,7 +110,8 @@ void test_reduce() {
         reduce_dims(x, 3, keep);
         list(after);
         CHECK(before == after);
-        for (int o = 1; o < 3; ++o) CHECK(x[o].ndim == x[0].ndim && std::equal(x[0].shape, x[0].shape + x[0].ndim, x[o].shape));
+        for (int o = 1; o < 3; ++o)
+            CHECK(x[o].ndim == x[0].ndim && std::equal(x[0].shape, x[0].shape + x[0].ndim, x[o].shape));
         for (int d = 0; d + keep < x[0].ndim; ++d) {
             CHECK(x[0].shape[d] > 1 && x[0].stride[d] > 0);
             if (d == 0) continue;

@@ -71,7 +71,7 @@ void test_callers() {
         });
     for (std::thread &caller : callers) caller.join();
     CHECK(right);
-#if !defined(__SANITIZE_THREAD__) // which adds a thread of its own
+#if !defined(__SANITIZE_THREAD__)         // which adds a thread of its own
     CHECK(threads_of_process() <= 1 + 7); // this one and the pool's: 8 was asked for in test_loops
 #endif
 }
@@ -98,7 +98,8 @@ void test_fork() {
     set_num_threads(4);
     CHECK(loop_is_right(64, 4));
 #if !defined(__SANITIZE_THREAD__) // whose runtime does not follow a fork of a process with threads
-    CHECK(status_of_child([] { return loop_is_right(64, 4) && status_of_child([] { return loop_is_right(64, 4); }) == 0; }) == 0);
+    CHECK(status_of_child(
+              [] { return loop_is_right(64, 4) && status_of_child([] { return loop_is_right(64, 4); }) == 0; }) == 0);
     std::atomic<bool> stop{false};
     std::thread busy([&] {
         while (!stop) loop_is_right(64, 4);

@@ -12,7 +12,7 @@ enum BinaryOp {
 #define INFINI_BINARY_ENUM(ID, name, Name) kBinary##Name,
     INFINI_BINARY_LIST(INFINI_BINARY_ENUM)
 #undef INFINI_BINARY_ENUM
-    kBinaryOpCount
+        kBinaryOpCount
 };
 
 } // namespace infini

@@ -15,7 +15,9 @@ __extension__ typedef __int128 Wide; // sums of two byte extents need one bit mo
 
 void write_list(char *text, size_t size, const int64_t *values, int n) {
     size_t used = 0;
-    const auto put = [&](auto... args) { used += static_cast<size_t>(std::snprintf(text + used, size - used, args...)); };
+    const auto put = [&](auto... args) {
+        used += static_cast<size_t>(std::snprintf(text + used, size - used, args...));
+    };
     put("(");
     for (int i = 0; i < n; ++i) put(i + 1 < n ? "%" PRId64 ", " : (n == 1 ? "%" PRId64 "," : "%" PRId64), values[i]);
     put(")");
@@ -34,10 +36,12 @@ int64_t element_count(const InfiniOperand &operand) {
 
 infiniStatus_t make_operand(InfiniOperand *operand, const char *who, size_t ndim, const size_t *shape,
                             const ptrdiff_t *strides, infiniDtype_t dtype) {
-    if (!dtype_known(dtype)) return fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "%s: dtype %d is not an element type", who, dtype);
+    if (!dtype_known(dtype))
+        return fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "%s: dtype %d is not an element type", who, dtype);
     if (ndim > INFINI_MAX_DIMS)
         return fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "%s: rank %zu, at most %d is possible", who, ndim, INFINI_MAX_DIMS);
-    if (ndim > 0 && shape == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: shape is NULL, rank is %zu", who, ndim);
+    if (ndim > 0 && shape == nullptr)
+        return fail(INFINI_STATUS_NULL_POINTER, "%s: shape is NULL, rank is %zu", who, ndim);
 
     const int64_t size = kDtypes[dtype].size;
     *operand = {};
@@ -48,14 +52,17 @@ infiniStatus_t make_operand(InfiniOperand *operand, const char *who, size_t ndim
     for (size_t d = 0; d < ndim; ++d) {
         const auto n = static_cast<int64_t>(shape[d]);
         if (n < 0 || (n > 0 && __builtin_mul_overflow(count, n, &count)))
-            return fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "%s: size %zu of dimension %zu is too large: the number of elements overflows", who, shape[d], d);
+            return fail(INFINI_STATUS_BAD_TENSOR_SHAPE,
+                        "%s: size %zu of dimension %zu is too large: the number of elements overflows", who, shape[d],
+                        d);
         operand->shape[d] = n;
         empty = empty || n == 0;
     }
     if (strides == nullptr) {
         int64_t bytes;
         if (__builtin_mul_overflow(count, size, &bytes))
-            return fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "%s: %" PRId64 " elements of %" PRId64 " bytes overflow", who, count, size);
+            return fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "%s: %" PRId64 " elements of %" PRId64 " bytes overflow", who,
+                        count, size);
         int64_t stride = 1;
         for (int d = operand->ndim - 1; d >= 0; --d) {
             operand->stride[d] = operand->shape[d] > 1 ? stride : 0;
@@ -74,7 +81,9 @@ infiniStatus_t make_operand(InfiniOperand *operand, const char *who, size_t ndim
         if (__builtin_mul_overflow(steps, static_cast<int64_t>(strides[d]), &span) ||
             __builtin_add_overflow(end, span, &end) || __builtin_sub_overflow(hi, lo, &bytes) ||
             __builtin_add_overflow(bytes, 1, &bytes) || __builtin_mul_overflow(bytes, size, &bytes))
-            return fail(INFINI_STATUS_BAD_TENSOR_STRIDES, "%s: stride %td of dimension %d (size %" PRId64 ") puts elements further apart than memory is long",
+            return fail(INFINI_STATUS_BAD_TENSOR_STRIDES,
+                        "%s: stride %td of dimension %d (size %" PRId64
+                        ") puts elements further apart than memory is long",
                         who, strides[d], d, operand->shape[d]);
     }
     return INFINI_STATUS_SUCCESS;
@@ -103,7 +112,7 @@ struct Equation {
         Wide u;
     };
     Term terms[2 * INFINI_MAX_DIMS + 2];
-    Wide reach[2 * INFINI_MAX_DIMS + 3];   // reach[i]: largest value of terms i.. together
+    Wide reach[2 * INFINI_MAX_DIMS + 3];     // reach[i]: largest value of terms i.. together
     int64_t common[2 * INFINI_MAX_DIMS + 3]; // common[i]: greatest common divisor of the coefficients i..
     int n = 0;
     int budget = kSearchBudget;
@@ -218,7 +227,9 @@ void reduce_dims(InfiniOperand *operands, int n_operands, int keep) {
     std::stable_sort(order, order + n, [&](int x, int y) { return lead.stride[x] > lead.stride[y]; });
     const auto mergeable = [&](int outer, int inner) {
         for (int o = 0; o < n_operands; ++o)
-            if (static_cast<Wide>(operands[o].stride[outer]) != static_cast<Wide>(operands[o].stride[inner]) * operands[o].shape[inner]) return false;
+            if (static_cast<Wide>(operands[o].stride[outer]) !=
+                static_cast<Wide>(operands[o].stride[inner]) * operands[o].shape[inner])
+                return false;
         return true;
     };
     // In `order`, a merged dimension lives on in the slot of its inner one.

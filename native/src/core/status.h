@@ -30,8 +30,8 @@ infiniStatus_t guard(const char *function, Body &&body) noexcept {
 } // namespace infini
 
 /** Defines an exported function. In its body, the statements given last, `fn` is the function's name. */
-#define INFINI_EXPORT(function, parameters, ...)                                \
-    infiniStatus_t function parameters {                                        \
-        static constexpr const char *fn = #function;                            \
-        return infini::guard(fn, [&]() -> infiniStatus_t { __VA_ARGS__ });      \
+#define INFINI_EXPORT(function, parameters, ...)                           \
+    infiniStatus_t function parameters {                                   \
+        static constexpr const char *fn = #function;                       \
+        return infini::guard(fn, [&]() -> infiniStatus_t { __VA_ARGS__ }); \
     }

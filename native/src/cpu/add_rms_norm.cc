@@ -28,6 +28,8 @@ struct NormPlan final : CpuPlan {
 
 } // namespace
 
-std::unique_ptr<CpuPlan> plan_add_rms_norm(const InfiniProblem &problem, size_t *) { return std::make_unique<NormPlan>(problem); }
+std::unique_ptr<CpuPlan> plan_add_rms_norm(const InfiniProblem &problem, size_t *) {
+    return std::make_unique<NormPlan>(problem);
+}
 
 } // namespace infini

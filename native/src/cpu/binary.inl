@@ -2,11 +2,15 @@
 
 struct Add {
     template <class T>
-    static INFINI_INLINE T apply(T a, T b) { return a + b; }
+    static INFINI_INLINE T apply(T a, T b) {
+        return a + b;
+    }
 };
 struct Mul {
     template <class T>
-    static INFINI_INLINE T apply(T a, T b) { return a * b; }
+    static INFINI_INLINE T apply(T a, T b) {
+        return a * b;
+    }
 };
 
 template <class Op, class T>
@@ -15,13 +19,21 @@ INFINI_INLINE T apply_one(T a, T b) {
 }
 /* Integers wrap around: they are computed as unsigned numbers, in 32 bits at least so that promotion to int cannot overflow. */
 template <class Op>
-INFINI_INLINE uint8_t apply_one(uint8_t a, uint8_t b) { return static_cast<uint8_t>(Op::template apply<uint32_t>(a, b)); }
+INFINI_INLINE uint8_t apply_one(uint8_t a, uint8_t b) {
+    return static_cast<uint8_t>(Op::template apply<uint32_t>(a, b));
+}
 template <class Op>
-INFINI_INLINE uint16_t apply_one(uint16_t a, uint16_t b) { return static_cast<uint16_t>(Op::template apply<uint32_t>(a, b)); }
+INFINI_INLINE uint16_t apply_one(uint16_t a, uint16_t b) {
+    return static_cast<uint16_t>(Op::template apply<uint32_t>(a, b));
+}
 template <class Op>
-INFINI_INLINE uint32_t apply_one(uint32_t a, uint32_t b) { return Op::apply(a, b); }
+INFINI_INLINE uint32_t apply_one(uint32_t a, uint32_t b) {
+    return Op::apply(a, b);
+}
 template <class Op>
-INFINI_INLINE uint64_t apply_one(uint64_t a, uint64_t b) { return Op::apply(a, b); }
+INFINI_INLINE uint64_t apply_one(uint64_t a, uint64_t b) {
+    return Op::apply(a, b);
+}
 
 /** Unit stride of c; a and b each unit or broadcast. Types the compiler vectorises by itself: c may be exactly a or b, which
  *  is no dependency between iterations. */
@@ -38,7 +50,9 @@ INFINI_INLINE void binary_unit_half(T *c, const T *a, const T *b, int64_t n) {
     const VF a0 = broadcast(to_float(*a)), b0 = broadcast(to_float(*b));
     int64_t i = 0;
     for (; i + N <= n; i += N) store(c + i, Op::apply(BroadcastA ? a0 : load(a + i), BroadcastB ? b0 : load(b + i)));
-    if (i < n) store_n(c + i, Op::apply(BroadcastA ? a0 : load_n(a + i, n - i), BroadcastB ? b0 : load_n(b + i, n - i)), n - i);
+    if (i < n)
+        store_n(c + i, Op::apply(BroadcastA ? a0 : load_n(a + i, n - i), BroadcastB ? b0 : load_n(b + i, n - i)),
+                n - i);
 }
 template <class T>
 constexpr bool kIsHalf = false;
@@ -61,7 +75,8 @@ INFINI_INLINE void gather(T *to, const T *from, int64_t stride, int64_t n) {
 }
 
 template <class Op, class T>
-void binary_row(void *c_, int64_t stride_c, const void *a_, int64_t stride_a, const void *b_, int64_t stride_b, int64_t n) {
+void binary_row(void *c_, int64_t stride_c, const void *a_, int64_t stride_a, const void *b_, int64_t stride_b,
+                int64_t n) {
     T *c = static_cast<T *>(c_);
     const T *a = static_cast<const T *>(a_), *b = static_cast<const T *>(b_);
     if (stride_c == 1 && stride_a == 1 && stride_b == 1) return binary_unit_any<Op, T, false, false>(c, a, b, n);
@@ -75,7 +90,8 @@ void binary_row(void *c_, int64_t stride_c, const void *a_, int64_t stride_a, co
         if (stride_a != 1) gather(buffer_a, a + i * stride_a, stride_a, count);
         if (stride_b != 1) gather(buffer_b, b + i * stride_b, stride_b, count);
         T *const to = stride_c == 1 ? c + i : buffer_c;
-        binary_unit_any<Op, T, false, false>(to, stride_a == 1 ? a + i : buffer_a, stride_b == 1 ? b + i : buffer_b, count);
+        binary_unit_any<Op, T, false, false>(to, stride_a == 1 ? a + i : buffer_a, stride_b == 1 ? b + i : buffer_b,
+                                             count);
         if (stride_c != 1)
             for (int64_t j = 0; j < count; ++j) c[(i + j) * stride_c] = buffer_c[j];
     }

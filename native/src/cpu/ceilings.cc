@@ -31,7 +31,8 @@ double best_rate(double amount, Work &&work) {
             work();
             ++repeats;
         } while (Clock::now() - start < kTryTime);
-        best = std::max(best, amount * static_cast<double>(repeats) / std::chrono::duration<double>(Clock::now() - start).count());
+        best = std::max(best, amount * static_cast<double>(repeats) /
+                                  std::chrono::duration<double>(Clock::now() - start).count());
     }
     return best;
 }
@@ -44,23 +45,30 @@ infiniStatus_t measure_cpu_ceiling(const char *function, int what, size_t bytes,
     if (what == INFINIOP_CEILING_FMA_F32 || what == INFINIOP_CEILING_FMA_F64) {
         constexpr int64_t kIterations = 1 << 14;
         const bool single = what == INFINIOP_CEILING_FMA_F32;
-        *rate = best_rate(static_cast<double>((single ? kernel.fma_f32_flops : kernel.fma_f64_flops) * kIterations * threads), [&] {
-            parallel_for(threads, threads, [&](int64_t, int) { [[maybe_unused]] volatile double sink = single ? kernel.fma_f32(kIterations) : kernel.fma_f64(kIterations); });
-        });
+        *rate = best_rate(
+            static_cast<double>((single ? kernel.fma_f32_flops : kernel.fma_f64_flops) * kIterations * threads), [&] {
+                parallel_for(threads, threads, [&](int64_t, int) {
+                    [[maybe_unused]] volatile double sink =
+                        single ? kernel.fma_f32(kIterations) : kernel.fma_f64(kIterations);
+                });
+            });
         return INFINI_STATUS_SUCCESS;
     }
-    if (what != INFINIOP_CEILING_COPY && what != INFINIOP_CEILING_READ) return fail(INFINI_STATUS_BAD_PARAM, "%s: %d is not a ceiling", function, what);
+    if (what != INFINIOP_CEILING_COPY && what != INFINIOP_CEILING_READ)
+        return fail(INFINI_STATUS_BAD_PARAM, "%s: %d is not a ceiling", function, what);
     if (bytes < 64) return fail(INFINI_STATUS_BAD_PARAM, "%s: bytes is %zu, needed at least 64", function, bytes);
     const bool copy = what == INFINIOP_CEILING_COPY;
     std::vector<char> from(bytes, 1), to(copy ? bytes : 0, 2);
-    const auto line = [&](int64_t part) { return bytes / 64 * static_cast<size_t>(part) / static_cast<size_t>(threads) * 64; };
+    const auto line = [&](int64_t part) {
+        return bytes / 64 * static_cast<size_t>(part) / static_cast<size_t>(threads) * 64;
+    };
     *rate = best_rate(static_cast<double>(line(threads)) * (copy ? 2 : 1), [&] {
         parallel_for(threads, threads, [&](int64_t t, int) {
             const size_t begin = line(t), count = line(t + 1) - begin;
             if (copy)
                 std::memcpy(to.data() + begin, from.data() + begin, count);
-            else
-                [[maybe_unused]] volatile double sink = kernel.read(from.data() + begin, static_cast<int64_t>(count));
+            else [[maybe_unused]]
+                volatile double sink = kernel.read(from.data() + begin, static_cast<int64_t>(count));
         });
     });
     return INFINI_STATUS_SUCCESS;

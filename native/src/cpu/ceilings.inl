@@ -12,8 +12,9 @@ inline double read_bytes(const void *p_, int64_t n_bytes) {
     return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-constexpr int kChains = 12; // independent sums: latency times throughput of every core this runs on, and all fit the registers
-constexpr int kRepeats = 4;  // so that counting iterations costs nothing
+constexpr int kChains =
+    12; // independent sums: latency times throughput of every core this runs on, and all fit the registers
+constexpr int kRepeats = 4; // so that counting iterations costs nothing
 
 template <class V>
 double fma_chains(int64_t iterations) {
@@ -32,5 +33,6 @@ double fma_chains(int64_t iterations) {
 }
 
 constexpr void fill_ceilings(KernelTable &t) {
-    t.ceilings = {read_bytes, fma_chains<VF>, fma_chains<VD>, int64_t{2} * kRepeats * kChains * VF::N, int64_t{2} * kRepeats * kChains * VD::N};
+    t.ceilings = {read_bytes, fma_chains<VF>, fma_chains<VD>, int64_t{2} * kRepeats * kChains * VF::N,
+                  int64_t{2} * kRepeats * kChains * VD::N};
 }

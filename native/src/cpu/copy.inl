@@ -8,7 +8,9 @@ INFINI_INLINE T read(const T *p) {
     return x;
 }
 template <class T>
-INFINI_INLINE void write(T *p, T x) { __builtin_memcpy(p, &x, sizeof x); }
+INFINI_INLINE void write(T *p, T x) {
+    __builtin_memcpy(p, &x, sizeof x);
+}
 
 template <class T>
 void copy_row(void *dst_, int64_t stride_dst, const void *src_, int64_t stride_src, int64_t n) {
@@ -21,7 +23,8 @@ void copy_row(void *dst_, int64_t stride_dst, const void *src_, int64_t stride_s
 
 /** Any block, or part of one, element by element. */
 template <class T>
-INFINI_INLINE void transpose_elements(T *dst, const int64_t *dst_rows, const T *src, const int64_t *src_cols, int64_t rows, int64_t cols) {
+INFINI_INLINE void transpose_elements(T *dst, const int64_t *dst_rows, const T *src, const int64_t *src_cols,
+                                      int64_t rows, int64_t cols) {
     for (int64_t i = 0; i < rows; ++i)
         for (int64_t j = 0; j < cols; ++j) write(dst + dst_rows[i] + j, read(src + src_cols[j] + i));
 }
@@ -29,8 +32,11 @@ INFINI_INLINE void transpose_elements(T *dst, const int64_t *dst_rows, const T *
 template <class T, int B>
 struct ElementBlock {
     static constexpr int kSize = B;
-    static INFINI_INLINE void whole(T *dst, const int64_t *dst_rows, const T *src, const int64_t *src_cols) { transpose_elements(dst, dst_rows, src, src_cols, B, B); }
-    static INFINI_INLINE void part(T *dst, const int64_t *dst_rows, const T *src, const int64_t *src_cols, int64_t rows, int64_t cols) {
+    static INFINI_INLINE void whole(T *dst, const int64_t *dst_rows, const T *src, const int64_t *src_cols) {
+        transpose_elements(dst, dst_rows, src, src_cols, B, B);
+    }
+    static INFINI_INLINE void part(T *dst, const int64_t *dst_rows, const T *src, const int64_t *src_cols, int64_t rows,
+                                   int64_t cols) {
         transpose_elements(dst, dst_rows, src, src_cols, rows, cols);
     }
 };
@@ -48,7 +54,8 @@ struct VectorBlock {
 #pragma GCC unroll 16
         for (int i = 0; i < V::N; ++i) store(dst + dst_rows[i], x[i]);
     }
-    static INFINI_INLINE void part(T *dst, const int64_t *dst_rows, const T *src, const int64_t *src_cols, int64_t rows, int64_t cols) {
+    static INFINI_INLINE void part(T *dst, const int64_t *dst_rows, const T *src, const int64_t *src_cols, int64_t rows,
+                                   int64_t cols) {
         V x[V::N];
 #pragma GCC unroll 16
         for (int i = 0; i < V::N; ++i) x[i] = i < cols ? load_n(src + src_cols[i], rows) : zero(V{});
@@ -83,7 +90,8 @@ struct SseBlock {
 #pragma GCC unroll 16
         for (int i = 0; i < kSize; ++i) _mm_storeu_si128(reinterpret_cast<__m128i *>(dst + dst_rows[i]), x[i]);
     }
-    static INFINI_INLINE void part(T *dst, const int64_t *dst_rows, const T *src, const int64_t *src_cols, int64_t rows, int64_t cols) {
+    static INFINI_INLINE void part(T *dst, const int64_t *dst_rows, const T *src, const int64_t *src_cols, int64_t rows,
+                                   int64_t cols) {
         transpose_elements(dst, dst_rows, src, src_cols, rows, cols);
     }
 };
@@ -97,7 +105,8 @@ using Block2 = ElementBlock<uint16_t, 8>;
 /** Squares of at least a cache line's width, so that lines and pages of both sides are used up while they are near; blocks
  *  within them. What the next block reads is fetched meanwhile: no prefetcher of the hardware sees these strides. */
 template <class T, class B>
-void transpose_tile(void *dst_, const int64_t *dst_rows, const void *src_, const int64_t *src_cols, int64_t rows, int64_t cols) {
+void transpose_tile(void *dst_, const int64_t *dst_rows, const void *src_, const int64_t *src_cols, int64_t rows,
+                    int64_t cols) {
     T *dst = static_cast<T *>(dst_);
     const T *src = static_cast<const T *>(src_);
     constexpr int64_t N = B::kSize, kSquare = 64;
@@ -108,11 +117,13 @@ void transpose_tile(void *dst_, const int64_t *dst_rows, const void *src_, const
             for (int64_t i = i0; i < i_end; i += N)
                 for (int64_t j = j0; j < j_end; j += N) {
                     if (j + 2 * N <= cols)
-                        for (int64_t ahead = j + N; ahead < j + 2 * N; ++ahead) __builtin_prefetch(src + src_cols[ahead] + i);
+                        for (int64_t ahead = j + N; ahead < j + 2 * N; ++ahead)
+                            __builtin_prefetch(src + src_cols[ahead] + i);
                     if (i + N <= i_end && j + N <= j_end)
                         B::whole(dst + j, dst_rows + i, src + i, src_cols + j);
                     else
-                        B::part(dst + j, dst_rows + i, src + i, src_cols + j, i_end - i < N ? i_end - i : N, j_end - j < N ? j_end - j : N);
+                        B::part(dst + j, dst_rows + i, src + i, src_cols + j, i_end - i < N ? i_end - i : N,
+                                j_end - j < N ? j_end - j : N);
                 }
         }
     }

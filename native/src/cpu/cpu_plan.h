@@ -14,7 +14,8 @@ struct CpuPlan {
     virtual void run(const InfiniCall &call) const = 0;
 };
 
-#define INFINI_CPU_PLANNER(ID, name) std::unique_ptr<CpuPlan> plan_##name(const InfiniProblem &problem, size_t *workspace_size);
+#define INFINI_CPU_PLANNER(ID, name) \
+    std::unique_ptr<CpuPlan> plan_##name(const InfiniProblem &problem, size_t *workspace_size);
 INFINI_OP_LIST(INFINI_CPU_PLANNER)
 #undef INFINI_CPU_PLANNER
 

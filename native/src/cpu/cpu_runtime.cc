@@ -97,7 +97,9 @@ infiniStatus_t stream_destroy(int, infinirtStream_t stream) {
     slab<CpuStream>.destroy(static_cast<CpuStream *>(stream));
     return INFINI_STATUS_SUCCESS;
 }
-infiniStatus_t stream_synchronize(int, infinirtStream_t stream) { return check_stream("infinirtStreamSynchronize", stream); }
+infiniStatus_t stream_synchronize(int, infinirtStream_t stream) {
+    return check_stream("infinirtStreamSynchronize", stream);
+}
 infiniStatus_t stream_wait_event(int, infinirtStream_t stream, infinirtEvent_t event) {
     CpuEvent *found;
     if (const infiniStatus_t status = check_stream("infinirtStreamWaitEvent", stream)) return status;
@@ -140,8 +142,10 @@ infiniStatus_t event_elapsed_time(int, float *ms, infinirtEvent_t start, infinir
     if (const infiniStatus_t status = find_event("infinirtEventElapsedTime", end, &to)) return status;
     for (const CpuEvent *event : {from, to}) {
         const char *which = event == from ? "start" : "end";
-        if (!event->timed) return fail(INFINI_STATUS_BAD_PARAM, "infinirtEventElapsedTime: %s was created with DISABLE_TIMING", which);
-        if (!event->recorded) return fail(INFINI_STATUS_BAD_PARAM, "infinirtEventElapsedTime: %s was never recorded", which);
+        if (!event->timed)
+            return fail(INFINI_STATUS_BAD_PARAM, "infinirtEventElapsedTime: %s was created with DISABLE_TIMING", which);
+        if (!event->recorded)
+            return fail(INFINI_STATUS_BAD_PARAM, "infinirtEventElapsedTime: %s was never recorded", which);
     }
     *ms = std::chrono::duration<float, std::milli>(to->at - from->at).count();
     return INFINI_STATUS_SUCCESS;
@@ -149,8 +153,11 @@ infiniStatus_t event_elapsed_time(int, float *ms, infinirtEvent_t start, infinir
 
 infiniStatus_t allocate(int, void **ptr, size_t size) {
     // Rounding up to the alignment must not wrap; nothing near SIZE_MAX can be had anyway.
-    void *memory = size <= SIZE_MAX - kAlignment ? std::aligned_alloc(kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment) : nullptr;
-    if (memory == nullptr) return fail(INFINI_STATUS_INTERNAL_ERROR, "infinirtMalloc: %zu bytes of CPU memory cannot be had", size);
+    void *memory = size <= SIZE_MAX - kAlignment
+                       ? std::aligned_alloc(kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment)
+                       : nullptr;
+    if (memory == nullptr)
+        return fail(INFINI_STATUS_INTERNAL_ERROR, "infinirtMalloc: %zu bytes of CPU memory cannot be had", size);
     try {
         std::lock_guard<ForkMutex> lock(allocations.mutex);
         allocations.live.insert(memory);
@@ -165,7 +172,8 @@ infiniStatus_t release(int, void *ptr) {
     {
         std::lock_guard<ForkMutex> lock(allocations.mutex);
         if (allocations.live.erase(ptr) == 0)
-            return fail(INFINI_STATUS_BAD_PARAM, "infinirtFree: %p is not live memory of infinirtMalloc on the CPU", ptr);
+            return fail(INFINI_STATUS_BAD_PARAM, "infinirtFree: %p is not live memory of infinirtMalloc on the CPU",
+                        ptr);
     }
     std::free(ptr);
     return INFINI_STATUS_SUCCESS;
@@ -183,7 +191,8 @@ infiniStatus_t copy(int, void *dst, const void *src, size_t size, infinirtMemcpy
     std::memmove(dst, src, size);
     return INFINI_STATUS_SUCCESS;
 }
-infiniStatus_t copy_async(int id, void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind, infinirtStream_t stream) {
+infiniStatus_t copy_async(int id, void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind,
+                          infinirtStream_t stream) {
     if (const infiniStatus_t status = check_stream("infinirtMemcpyAsync", stream)) return status;
     return copy(id, dst, src, size, kind);
 }
@@ -228,7 +237,7 @@ constexpr InfiniRuntimeTable kRuntime = make_runtime();
 
 } // namespace
 
-const InfiniBackend kCpuBackend = {INFINI_BACKEND_ABI, sizeof(InfiniBackend), INFINI_DEVICE_CPU, "cpu", INFINI_VERSION,
-                                   probe,              &kRuntime,             nullptr};
+const InfiniBackend kCpuBackend = {
+    INFINI_BACKEND_ABI, sizeof(InfiniBackend), INFINI_DEVICE_CPU, "cpu", INFINI_VERSION, probe, &kRuntime, nullptr};
 
 } // namespace infini

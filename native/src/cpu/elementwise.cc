@@ -15,11 +15,12 @@ struct BinaryPlan final : CpuPlan {
 
     void run(const InfiniCall &call) const override {
         char *const c = static_cast<char *>(call.operands[kC]);
-        const char *const a = static_cast<const char *>(call.operands[kA]), *const b = static_cast<const char *>(call.operands[kB]);
+        const char *const a = static_cast<const char *>(call.operands[kA]), *const b = static_cast<const char *>(
+                                                                                call.operands[kB]);
         const int64_t cache_line = 64 / size;
         loop.parallel_walk(cache_line, [&](const int64_t *at, int64_t first, int64_t n) {
-            kernel(c + at[kC] + first * loop.step[kC] * size, loop.step[kC], a + at[kA] + first * loop.step[kA] * size, loop.step[kA],
-                   b + at[kB] + first * loop.step[kB] * size, loop.step[kB], n);
+            kernel(c + at[kC] + first * loop.step[kC] * size, loop.step[kC], a + at[kA] + first * loop.step[kA] * size,
+                   loop.step[kA], b + at[kB] + first * loop.step[kB] * size, loop.step[kB], n);
         });
     }
 
@@ -33,8 +34,11 @@ struct BinaryTilePlan final : CpuPlan {
     static constexpr int64_t kTile = 32; // rows and columns: whole cache lines of any type, and little of a small stack
 
     BinaryTilePlan(const InfiniProblem &problem, BinaryRow row, int across_dim)
-        : outer(loops_without<3>(problem.operands, 1u << across_dim | 1u << (problem.operands[kC].ndim - 1))), kernel(row),
-          size(kDtypes[problem.operands[kC].dtype].size), transpose(kernels().transpose[size == 1 ? 0 : size == 2 ? 1 : size == 4 ? 2 : 3]) {
+        : outer(loops_without<3>(problem.operands, 1u << across_dim | 1u << (problem.operands[kC].ndim - 1))),
+          kernel(row), size(kDtypes[problem.operands[kC].dtype].size), transpose(kernels().transpose[size == 1   ? 0
+                                                                                                     : size == 2 ? 1
+                                                                                                     : size == 4 ? 2
+                                                                                                                 : 3]) {
         const int last = problem.operands[kC].ndim - 1;
         rows = problem.operands[kC].shape[across_dim];
         cols = problem.operands[kC].shape[last];
@@ -49,24 +53,27 @@ struct BinaryTilePlan final : CpuPlan {
     static bool transposed(int64_t across, int64_t along) { return across == 1 && along != 0 && along != 1; }
 
     void run(const InfiniCall &call) const override {
-        char *const base[3] = {static_cast<char *>(call.operands[kC]), static_cast<char *>(call.operands[kA]), static_cast<char *>(call.operands[kB])};
-        parallel_tiles(outer, rows, cols, kTile, kTile, size, 3 * size, [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
-            alignas(64) char buffer[2][kTile * kTile * sizeof(double)];
-            char *x[3];
-            int64_t row_step[3], col_step[3];
-            for (int i = 0; i < 3; ++i) {
-                x[i] = base[i] + at[i] + (row * across[i] + col * along[i]) * size;
-                row_step[i] = across[i];
-                col_step[i] = along[i];
-                if (i == kC || !transposed(across[i], along[i])) continue;
-                transpose(buffer[i - kA], buffer_rows, x[i], source_cols[i], n_rows, n_cols);
-                x[i] = buffer[i - kA];
-                row_step[i] = kTile;
-                col_step[i] = 1;
-            }
-            for (int64_t r = 0; r < n_rows; ++r)
-                kernel(x[kC] + r * row_step[kC] * size, col_step[kC], x[kA] + r * row_step[kA] * size, col_step[kA], x[kB] + r * row_step[kB] * size, col_step[kB], n_cols);
-        });
+        char *const base[3] = {static_cast<char *>(call.operands[kC]), static_cast<char *>(call.operands[kA]),
+                               static_cast<char *>(call.operands[kB])};
+        parallel_tiles(outer, rows, cols, kTile, kTile, size, 3 * size,
+                       [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
+                           alignas(64) char buffer[2][kTile * kTile * sizeof(double)];
+                           char *x[3];
+                           int64_t row_step[3], col_step[3];
+                           for (int i = 0; i < 3; ++i) {
+                               x[i] = base[i] + at[i] + (row * across[i] + col * along[i]) * size;
+                               row_step[i] = across[i];
+                               col_step[i] = along[i];
+                               if (i == kC || !transposed(across[i], along[i])) continue;
+                               transpose(buffer[i - kA], buffer_rows, x[i], source_cols[i], n_rows, n_cols);
+                               x[i] = buffer[i - kA];
+                               row_step[i] = kTile;
+                               col_step[i] = 1;
+                           }
+                           for (int64_t r = 0; r < n_rows; ++r)
+                               kernel(x[kC] + r * row_step[kC] * size, col_step[kC], x[kA] + r * row_step[kA] * size,
+                                      col_step[kA], x[kB] + r * row_step[kB] * size, col_step[kB], n_cols);
+                       });
     }
 
     RowLoop<3> outer;
@@ -74,7 +81,7 @@ struct BinaryTilePlan final : CpuPlan {
     int64_t size;
     TransposeTile transpose;
     int64_t rows, cols;
-    int64_t across[3], along[3];                          // strides of the two tiled dimensions, elements
+    int64_t across[3], along[3]; // strides of the two tiled dimensions, elements
     int64_t source_cols[3][kTile], buffer_rows[kTile];
 };
 
@@ -84,14 +91,17 @@ std::unique_ptr<CpuPlan> plan_binary(const InfiniProblem &problem, const BinaryR
     const int last = x[kC].ndim - 1;
     for (int d = 0; d < last; ++d)
         for (int i : {kA, kB})
-            if (x[kC].stride[last] == 1 && BinaryTilePlan::transposed(x[i].stride[d], x[i].stride[last])) return std::make_unique<BinaryTilePlan>(problem, row, d);
+            if (x[kC].stride[last] == 1 && BinaryTilePlan::transposed(x[i].stride[d], x[i].stride[last]))
+                return std::make_unique<BinaryTilePlan>(problem, row, d);
     return std::make_unique<BinaryPlan>(problem, row);
 }
 
 } // namespace
 
-#define INFINI_BINARY_PLANNER(ID, name, Name) \
-    std::unique_ptr<CpuPlan> plan_##name(const InfiniProblem &problem, size_t *) { return plan_binary(problem, kernels().binary[kBinary##Name]); }
+#define INFINI_BINARY_PLANNER(ID, name, Name)                                      \
+    std::unique_ptr<CpuPlan> plan_##name(const InfiniProblem &problem, size_t *) { \
+        return plan_binary(problem, kernels().binary[kBinary##Name]);              \
+    }
 INFINI_BINARY_LIST(INFINI_BINARY_PLANNER)
 
 } // namespace infini

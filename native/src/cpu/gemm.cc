@@ -24,10 +24,11 @@ namespace {
 constexpr int64_t kBlockK = 256;  // two panels of this depth share the first-level cache
 constexpr int64_t kBlockM = 2048; // packed A: 2 MiB of F32
 constexpr int64_t kBlockN = 1024; // packed B: 1 MiB of F32
-constexpr int64_t kTaskRows = 168, kTaskCols = 256; // of C in one task: its packed operands share the second-level cache
-constexpr int64_t kFewRows = 64;                    // up to here a row of B is used for all rows of A at once
-constexpr int64_t kPackK = 4 * kBlockK; // of B packed at a time then: rows of it are read a page at a time
-constexpr int64_t kFewRowsOfA = 1 << 22;            // elements of A up to which it is packed as a whole
+constexpr int64_t kTaskRows = 168,
+                  kTaskCols = 256;       // of C in one task: its packed operands share the second-level cache
+constexpr int64_t kFewRows = 64;         // up to here a row of B is used for all rows of A at once
+constexpr int64_t kPackK = 4 * kBlockK;  // of B packed at a time then: rows of it are read a page at a time
+constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
 constexpr int64_t kStreamMaxRows = 32;
 constexpr int64_t kStreamCols = 1024;        // columns of sums and partial sums kept in the cache
 constexpr int64_t kStreamBytes = 256 * 1024; // of B: below, packing it costs nothing that matters
@@ -38,7 +39,9 @@ int64_t ceil_div(int64_t x, int64_t y) { return x / y + (x % y != 0); }
 int64_t round_up(int64_t x, int64_t y) { return ceil_div(x, y) * y; }
 
 /** How many threads so much work is worth, whatever their number is when it is run. */
-int worth_threads(double flops) { return static_cast<int>(std::clamp(flops / kFlopsPerThread, 1.0, static_cast<double>(thread_capacity()))); }
+int worth_threads(double flops) {
+    return static_cast<int>(std::clamp(flops / kFlopsPerThread, 1.0, static_cast<double>(thread_capacity())));
+}
 
 /** Strides in elements, offset in bytes. */
 struct Matrix {
@@ -58,7 +61,9 @@ struct Gemm {
         const InfiniOperand &dc = problem.operands[0], &da = problem.operands[1], &db = problem.operands[2];
         kernel = kernels().gemm[dc.dtype];
         size = kDtypes[dc.dtype].size;
-        const auto matrix = [&](const InfiniOperand &x) { return Matrix{x.offset * size, x.stride[0], x.stride[1], x.stride[2]}; };
+        const auto matrix = [&](const InfiniOperand &x) {
+            return Matrix{x.offset * size, x.stride[0], x.stride[1], x.stride[2]};
+        };
         batch = dc.shape[0];
         m = dc.shape[1];
         n = dc.shape[2];
@@ -109,7 +114,7 @@ struct Run {
 /* ---- blocked ---------------------------------------------------------------------------------------------------------- */
 
 struct Blocked : Gemm {
-    int64_t block_m, block_n;            // multiples of the tile
+    int64_t block_m, block_n;             // multiples of the tile
     int64_t bytes_a, bytes_b, bytes_sums; // of the workspace
 
     Blocked(const Gemm &gemm, int threads) : Gemm(gemm) {
@@ -128,7 +133,8 @@ struct Blocked : Gemm {
         for (int64_t n0 = 0; n0 < n; n0 += block_n) {
             for (int64_t m0 = 0; m0 < m; m0 += block_m) {
                 for (int64_t k0 = 0; k0 < k; k0 += kBlockK) {
-                    const Block block{m0, n0, k0, std::min(block_m, m - m0), std::min(block_n, n - n0), std::min(kBlockK, k - k0)};
+                    const Block block{
+                        m0, n0, k0, std::min(block_m, m - m0), std::min(block_n, n - n0), std::min(kBlockK, k - k0)};
                     pack(block, r, panels_a, panels_b);
                     multiply(block, r, panels_a, panels_b, sums);
                 }
@@ -148,10 +154,12 @@ struct Blocked : Gemm {
         parallel_for(tasks_a + tasks_b, r.threads, [&](int64_t t, int) {
             if (t < tasks_a) {
                 const int64_t i = t * step_a;
-                kernel.pack(panels_a + i * block.k * kernel.acc_size, at_a(r.a, block.m0 + i, block.k0), a.row, a.col, std::min(step_a, block.m - i), mr, block.k);
+                kernel.pack(panels_a + i * block.k * kernel.acc_size, at_a(r.a, block.m0 + i, block.k0), a.row, a.col,
+                            std::min(step_a, block.m - i), mr, block.k);
             } else {
                 const int64_t j = (t - tasks_a) * step_b;
-                kernel.pack(panels_b + j * block.k * kernel.acc_size, at_b(r.b, block.k0, block.n0 + j), b.col, b.row, std::min(step_b, block.n - j), nr, block.k);
+                kernel.pack(panels_b + j * block.k * kernel.acc_size, at_b(r.b, block.k0, block.n0 + j), b.col, b.row,
+                            std::min(step_b, block.n - j), nr, block.k);
             }
         });
     }
@@ -162,17 +170,21 @@ struct Blocked : Gemm {
         const int64_t task_n = std::min(round_up(kTaskCols, nr), round_up(block.n, nr));
         int64_t task_m = std::min(round_up(kTaskRows, mr), round_up(block.m, mr));
         // Smaller tasks where there are too few to keep every thread busy to the end.
-        while (r.threads > 1 && task_m > mr && ceil_div(block.m, task_m) * ceil_div(block.n, task_n) < r.threads * 4) task_m = round_up(task_m / 2, mr);
+        while (r.threads > 1 && task_m > mr && ceil_div(block.m, task_m) * ceil_div(block.n, task_n) < r.threads * 4)
+            task_m = round_up(task_m / 2, mr);
         const int64_t tasks_n = ceil_div(block.n, task_n);
         parallel_for(ceil_div(block.m, task_m) * tasks_n, r.threads, [&](int64_t t, int slot) {
             const int64_t i0 = t / tasks_n * task_m, i1 = std::min(i0 + task_m, block.m);
             const int64_t j0 = t % tasks_n * task_n, j1 = std::min(j0 + task_n, block.n);
             for (int64_t j = j0; j < j1; j += nr) {
                 for (int64_t i = i0; i < i1; i += mr) {
-                    char *const tile = k_blocks() > 1 ? sums + (i / mr * tiles_n + j / nr) * tile_bytes : sums + slot * acc_bytes(mr * nr);
-                    kernel.multiply[mr](block.k, panels_a + i * block.k * kernel.acc_size, panels_b + j * block.k * kernel.acc_size, tile, !first);
+                    char *const tile = k_blocks() > 1 ? sums + (i / mr * tiles_n + j / nr) * tile_bytes
+                                                      : sums + slot * acc_bytes(mr * nr);
+                    kernel.multiply[mr](block.k, panels_a + i * block.k * kernel.acc_size,
+                                        panels_b + j * block.k * kernel.acc_size, tile, !first);
                     if (last)
-                        kernel.store(at_c(r.c, block.m0 + i, block.n0 + j), c.row, c.col, tile, nr, std::min(mr, block.m - i), std::min(nr, block.n - j), r.alpha, r.beta);
+                        kernel.store(at_c(r.c, block.m0 + i, block.n0 + j), c.row, c.col, tile, nr,
+                                     std::min(mr, block.m - i), std::min(nr, block.n - j), r.alpha, r.beta);
                 }
             }
         });
@@ -183,9 +195,9 @@ struct Blocked : Gemm {
 
 struct FewRows : Gemm {
     bool stream;
-    int64_t panels_m;    // panels of A
-    int64_t task_n;      // columns of C in a task
-    int64_t ld;          // of the sums
+    int64_t panels_m;                     // panels of A
+    int64_t task_n;                       // columns of C in a task
+    int64_t ld;                           // of the sums
     int64_t bytes_a, bytes_b, bytes_sums; // packed A, shared; scratch of B or of partial sums, and sums, a thread
 
     /** Few rows, and an A that may be packed as a whole; K alone can be as long as 0 strides allow. */
@@ -218,12 +230,14 @@ struct FewRows : Gemm {
         // [k block][panel][k][row]
         parallel_for(k_blocks(), m * k < 64 * 1024 ? 1 : r.threads, [&](int64_t block, int) {
             const int64_t k0 = block * kBlockK;
-            kernel.pack(r.workspace + k0 * panels_m * mr * kernel.acc_size, at_a(r.a, 0, k0), a.row, a.col, m, mr, std::min(kBlockK, k - k0));
+            kernel.pack(r.workspace + k0 * panels_m * mr * kernel.acc_size, at_a(r.a, 0, k0), a.row, a.col, m, mr,
+                        std::min(kBlockK, k - k0));
         });
         parallel_for(ceil_div(n, task_n), r.threads, [&](int64_t t, int slot) {
             char *const scratch = r.workspace + bytes_a + slot * (bytes_b + bytes_sums);
             const int64_t j0 = t * task_n, columns = std::min(task_n, n - j0);
-            stream ? stream_columns(r, j0, columns, scratch, scratch + bytes_b) : pack_columns(r, j0, columns, scratch, scratch + bytes_b);
+            stream ? stream_columns(r, j0, columns, scratch, scratch + bytes_b)
+                   : pack_columns(r, j0, columns, scratch, scratch + bytes_b);
         });
     }
 
@@ -236,10 +250,12 @@ struct FewRows : Gemm {
             const int64_t depth = std::min(kBlockK, k - k0);
             // The first panel of A brings this part of B into the second-level cache, the others find it there.
             for (int64_t p = 0; p < panels_m; ++p)
-                kernel.stream[mr](depth, panel_a(r, k0, depth, p), at_b(r.b, k0, j0), b.row, columns, sums + p * mr * ld * kernel.acc_size, partial, ld, k0 > 0);
+                kernel.stream[mr](depth, panel_a(r, k0, depth, p), at_b(r.b, k0, j0), b.row, columns,
+                                  sums + p * mr * ld * kernel.acc_size, partial, ld, k0 > 0);
         }
         for (int64_t p = 0; p < panels_m; ++p)
-            kernel.store(at_c(r.c, p * mr, j0), c.row, c.col, sums + p * mr * ld * kernel.acc_size, ld, std::min(mr, m - p * mr), columns, r.alpha, r.beta);
+            kernel.store(at_c(r.c, p * mr, j0), c.row, c.col, sums + p * mr * ld * kernel.acc_size, ld,
+                         std::min(mr, m - p * mr), columns, r.alpha, r.beta);
     }
 
     void pack_columns(const Run &r, int64_t j0, int64_t columns, char *panels_b, char *sums) const {
@@ -251,12 +267,15 @@ struct FewRows : Gemm {
                 for (int64_t l = 0; l < packed; l += kBlockK) {
                     const int64_t depth = std::min(kBlockK, packed - l);
                     for (int64_t p = 0; p < panels_m; ++p)
-                        kernel.multiply[mr](depth, panel_a(r, k0 + l, depth, p), panels_b + (j * packed + l) * nr * kernel.acc_size, sums + (j * panels_m + p) * tile_bytes, k0 + l > 0);
+                        kernel.multiply[mr](depth, panel_a(r, k0 + l, depth, p),
+                                            panels_b + (j * packed + l) * nr * kernel.acc_size,
+                                            sums + (j * panels_m + p) * tile_bytes, k0 + l > 0);
                 }
         }
         for (int64_t j = 0; j < tiles; ++j)
             for (int64_t p = 0; p < panels_m; ++p)
-                kernel.store(at_c(r.c, p * mr, j0 + j * nr), c.row, c.col, sums + (j * panels_m + p) * tile_bytes, nr, std::min(mr, m - p * mr), std::min(nr, columns - j * nr), r.alpha, r.beta);
+                kernel.store(at_c(r.c, p * mr, j0 + j * nr), c.row, c.col, sums + (j * panels_m + p) * tile_bytes, nr,
+                             std::min(mr, m - p * mr), std::min(nr, columns - j * nr), r.alpha, r.beta);
     }
 };
 
@@ -282,11 +301,18 @@ struct GemmPlan final : CpuPlan {
         char *const pc = static_cast<char *>(call.operands[0]) + g.c.offset;
         if (g.k == 0 || call.alpha == 0) return scale(pc, call.beta);
         // A and B stand in the order of the problem: exchanged where the plan exchanged them.
-        const char *const pa = static_cast<const char *>(call.operands[1]), *const pb = static_cast<const char *>(call.operands[2]);
-        char *const workspace = reinterpret_cast<char *>(round_up(static_cast<int64_t>(reinterpret_cast<uintptr_t>(call.workspace)), kLine));
+        const char *const pa = static_cast<const char *>(call.operands[1]), *const pb = static_cast<const char *>(
+                                                                                call.operands[2]);
+        char *const workspace = reinterpret_cast<char *>(
+            round_up(static_cast<int64_t>(reinterpret_cast<uintptr_t>(call.workspace)), kLine));
         const auto item = [&](int64_t i, int slot) {
-            const Run r{pc + i * g.c.batch * g.size, (g.exchanged ? pb : pa) + g.a.offset + i * g.a.batch * g.size,
-                        (g.exchanged ? pa : pb) + g.b.offset + i * g.b.batch * g.size, workspace + slot * bytes, threads_of_item, call.alpha, call.beta};
+            const Run r{pc + i * g.c.batch * g.size,
+                        (g.exchanged ? pb : pa) + g.a.offset + i * g.a.batch * g.size,
+                        (g.exchanged ? pa : pb) + g.b.offset + i * g.b.batch * g.size,
+                        workspace + slot * bytes,
+                        threads_of_item,
+                        call.alpha,
+                        call.beta};
             few ? few->run(r) : blocked->run(r);
         };
         if (by_item) return parallel_for(g.batch, slots, item);
@@ -298,18 +324,20 @@ struct GemmPlan final : CpuPlan {
         if (beta == 1) return;
         alignas(kLine) static const char zeros[4096] = {};
         const int64_t columns = static_cast<int64_t>(sizeof zeros) / g.kernel.acc_size;
-        parallel_for(g.batch * g.m, worth_threads(4.0 * static_cast<double>(g.batch * g.m) * static_cast<double>(g.n)), [&](int64_t t, int) {
-            for (int64_t j = 0; j < g.n; j += columns)
-                g.kernel.store(g.at_c(pc + t / g.m * g.c.batch * g.size, t % g.m, j), g.c.row, g.c.col, zeros, 0, 1, std::min(columns, g.n - j), 0.0f, beta);
-        });
+        parallel_for(g.batch * g.m, worth_threads(4.0 * static_cast<double>(g.batch * g.m) * static_cast<double>(g.n)),
+                     [&](int64_t t, int) {
+                         for (int64_t j = 0; j < g.n; j += columns)
+                             g.kernel.store(g.at_c(pc + t / g.m * g.c.batch * g.size, t % g.m, j), g.c.row, g.c.col,
+                                            zeros, 0, 1, std::min(columns, g.n - j), 0.0f, beta);
+                     });
     }
 
     Gemm g;
-    bool by_item = false;                // threads share the items of the batch, and not one item
+    bool by_item = false; // threads share the items of the batch, and not one item
     int slots = 1, threads_of_item = 1;
-    std::optional<Blocked> blocked;      // one of these two
+    std::optional<Blocked> blocked; // one of these two
     std::optional<FewRows> few;
-    int64_t bytes = 0;                   // of the workspace, an item
+    int64_t bytes = 0; // of the workspace, an item
 };
 
 } // namespace

@@ -11,7 +11,8 @@ INFINI_INLINE void convert(typename Vec<T>::Scalar *out, const T *in, int64_t n)
 
 /** One panel from rows of src that are contiguous in k: N x N blocks are transposed in registers. */
 template <class T>
-INFINI_INLINE void pack_transposed(typename Vec<T>::Scalar *panel, const T *src, int64_t stride_w, int64_t valid, int64_t width, int64_t kc) {
+INFINI_INLINE void pack_transposed(typename Vec<T>::Scalar *panel, const T *src, int64_t stride_w, int64_t valid,
+                                   int64_t width, int64_t kc) {
     using V = Vec<T>;
     constexpr int N = V::N;
     constexpr int64_t kAhead = 512 / sizeof(T); // these are more streams than the hardware follows
@@ -36,19 +37,23 @@ INFINI_INLINE void pack_transposed(typename Vec<T>::Scalar *panel, const T *src,
 #pragma GCC unroll 16
                 for (int i = 0; i < N; ++i) store_n(to + i * width, x[i], lanes);
             } else {
-                for (int64_t i = 0; i < depth; ++i) lanes == N ? store(to + i * width, x[i]) : store_n(to + i * width, x[i], lanes);
+                for (int64_t i = 0; i < depth; ++i)
+                    lanes == N ? store(to + i * width, x[i]) : store_n(to + i * width, x[i], lanes);
             }
         }
     }
 }
 
 template <class T>
-void gemm_pack(void *panels_, const void *src_, int64_t stride_w, int64_t stride_k, int64_t count, int64_t width, int64_t kc) {
+void gemm_pack(void *panels_, const void *src_, int64_t stride_w, int64_t stride_k, int64_t count, int64_t width,
+               int64_t kc) {
     using Acc = typename Vec<T>::Scalar;
     Acc *panels = static_cast<Acc *>(panels_);
     const T *src = static_cast<const T *>(src_);
     if (stride_k == 1 && stride_w != 1) {
-        for (int64_t w = 0; w < count; w += width) pack_transposed(panels + w * kc, src + w * stride_w, stride_w, count - w < width ? count - w : width, width, kc);
+        for (int64_t w = 0; w < count; w += width)
+            pack_transposed(panels + w * kc, src + w * stride_w, stride_w, count - w < width ? count - w : width, width,
+                            kc);
         return;
     }
     // A row of src at a time, over all panels: memory is read in its own order.
@@ -109,8 +114,9 @@ void gemm_multiply(int64_t kc, const void *a_, const void *b_, void *tile_, bool
 
 /** Depth rows of B times R rows of A, over n columns. First: the partial sums start at 0; last: they are added to sums. */
 template <class T, int R, int Depth>
-INFINI_INLINE void stream_rows(const typename Vec<T>::Scalar *a, const T *b, int64_t stride_k, int64_t n, typename Vec<T>::Scalar *sums,
-                               typename Vec<T>::Scalar *partial, int64_t ld, bool first, bool last, bool accumulate) {
+INFINI_INLINE void stream_rows(const typename Vec<T>::Scalar *a, const T *b, int64_t stride_k, int64_t n,
+                               typename Vec<T>::Scalar *sums, typename Vec<T>::Scalar *partial, int64_t ld, bool first,
+                               bool last, bool accumulate) {
     using V = Vec<T>;
     constexpr int N = V::N;
     for (int64_t j = 0; j < n; j += 2 * N) {
@@ -126,7 +132,9 @@ INFINI_INLINE void stream_rows(const typename Vec<T>::Scalar *a, const T *b, int
 #pragma GCC unroll 16
         for (int k = 0; k < Depth; ++k) {
             const T *row = b + k * stride_k + j;
-            const V b0 = whole ? load(row) : load_n(row, n0), b1 = whole ? load(row + N) : n1 > 0 ? load_n(row + N, n1) : zero(V{});
+            const V b0 = whole ? load(row) : load_n(row, n0), b1 = whole    ? load(row + N)
+                                                                   : n1 > 0 ? load_n(row + N, n1)
+                                                                            : zero(V{});
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
                 const V ai = broadcast(a[k * R + r]);
@@ -148,19 +156,25 @@ INFINI_INLINE void stream_rows(const typename Vec<T>::Scalar *a, const T *b, int
 /** Eight rows of B at a time: as many as the hardware follows streams of, and enough to keep the partial sums, which live in
  *  the cache, from being the bottleneck. */
 template <class T, int R>
-void gemm_stream(int64_t kc, const void *a_, const void *b_, int64_t stride_k, int64_t n, void *sums_, void *partial_, int64_t ld, bool accumulate) {
+void gemm_stream(int64_t kc, const void *a_, const void *b_, int64_t stride_k, int64_t n, void *sums_, void *partial_,
+                 int64_t ld, bool accumulate) {
     using Acc = typename Vec<T>::Scalar;
     constexpr int kDepth = 8;
     const Acc *a = static_cast<const Acc *>(a_);
     const T *b = static_cast<const T *>(b_);
     Acc *sums = static_cast<Acc *>(sums_), *partial = static_cast<Acc *>(partial_);
     int64_t k = 0;
-    for (; k + kDepth <= kc; k += kDepth) stream_rows<T, R, kDepth>(a + k * R, b + k * stride_k, stride_k, n, sums, partial, ld, k == 0, k + kDepth == kc, accumulate);
-    for (; k < kc; ++k) stream_rows<T, R, 1>(a + k * R, b + k * stride_k, stride_k, n, sums, partial, ld, k == 0, k + 1 == kc, accumulate);
+    for (; k + kDepth <= kc; k += kDepth)
+        stream_rows<T, R, kDepth>(a + k * R, b + k * stride_k, stride_k, n, sums, partial, ld, k == 0, k + kDepth == kc,
+                                  accumulate);
+    for (; k < kc; ++k)
+        stream_rows<T, R, 1>(a + k * R, b + k * stride_k, stride_k, n, sums, partial, ld, k == 0, k + 1 == kc,
+                             accumulate);
 }
 
 template <class T>
-void gemm_store(void *c_, int64_t row_stride, int64_t col_stride, const void *sums_, int64_t ld, int64_t m, int64_t n, float alpha_, float beta_) {
+void gemm_store(void *c_, int64_t row_stride, int64_t col_stride, const void *sums_, int64_t ld, int64_t m, int64_t n,
+                float alpha_, float beta_) {
     using V = Vec<T>;
     using Acc = typename V::Scalar;
     constexpr int N = V::N;
@@ -203,7 +217,8 @@ constexpr void fill_stream(GemmStream *stream) {
 template <class T>
 constexpr GemmKernel gemm_kernel() {
     constexpr int kStreamRows = kGemmRows > 8 ? 8 : 4; // twice that many sums beside the rows of B
-    GemmKernel kernel{kGemmRows, 2 * Vec<T>::N, kStreamRows, sizeof(typename Vec<T>::Scalar), gemm_pack<T>, {}, {}, gemm_store<T>};
+    GemmKernel kernel{kGemmRows, 2 * Vec<T>::N, kStreamRows, sizeof(typename Vec<T>::Scalar), gemm_pack<T>, {},
+                      {},        gemm_store<T>};
     fill_multiply<Vec<T>, kGemmRows>(kernel.multiply);
     fill_stream<T, kStreamRows>(kernel.stream);
     return kernel;

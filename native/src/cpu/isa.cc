@@ -35,7 +35,8 @@ bool cpu_has_avx512() {
     uint32_t eax, ebx, ecx, edx;
     constexpr uint64_t kZmmAndMasks = 0xe6;
     if (!cpu_has_avx2() || !all(saved_state(), kZmmAndMasks)) return false;
-    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && all(ebx, bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL);
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) &&
+           all(ebx, bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL);
 }
 
 #endif

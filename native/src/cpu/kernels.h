@@ -14,7 +14,8 @@ namespace infini {
 constexpr int kDtypeCount = INFINI_DTYPE_BF16 + 1;
 
 /** c[i * stride_c] = a[i * stride_a] op b[i * stride_b] for i < n. c may be exactly a or b. */
-using BinaryRow = void (*)(void *c, int64_t stride_c, const void *a, int64_t stride_a, const void *b, int64_t stride_b, int64_t n);
+using BinaryRow = void (*)(void *c, int64_t stride_c, const void *a, int64_t stride_a, const void *b, int64_t stride_b,
+                           int64_t n);
 
 /** One row of add_rms_norm; y, r, a, b, w: [n], unit stride. r or y may be exactly a or b. */
 using NormRow = void (*)(void *y, void *r, const void *a, const void *b, const void *w, int64_t n, float epsilon);
@@ -24,7 +25,8 @@ using CopyRow = void (*)(void *dst, int64_t stride_dst, const void *src, int64_t
 
 /** dst[dst_rows[i] + j] = src[src_cols[j] + i] for i < rows, j < cols: contiguous in j on one side and in i on the other, any
  *  offsets, in elements, across. */
-using TransposeTile = void (*)(void *dst, const int64_t *dst_rows, const void *src, const int64_t *src_cols, int64_t rows, int64_t cols);
+using TransposeTile = void (*)(void *dst, const int64_t *dst_rows, const void *src, const int64_t *src_cols,
+                               int64_t rows, int64_t cols);
 
 /** tile[rows][nr] (+)= A panel^T * B panel, each sum in order of k. */
 using GemmMultiply = void (*)(int64_t kc, const void *a_panel, const void *b_panel, void *tile, bool accumulate);
@@ -34,7 +36,8 @@ constexpr int kGemmMaxRows = 14;
 /** sums[r][j] (+)= sum over k < kc of a_panel[k][r] * b[k * stride_k + j], in order of k, for r < rows, j < n: the product with
  *  a B that is read where it lies, its rows contiguous, once. a_panel is acc[kc][rows], `partial` scratch like sums; both have
  *  rows of `ld` elements. */
-using GemmStream = void (*)(int64_t kc, const void *a_panel, const void *b, int64_t stride_k, int64_t n, void *sums, void *partial, int64_t ld, bool accumulate);
+using GemmStream = void (*)(int64_t kc, const void *a_panel, const void *b, int64_t stride_k, int64_t n, void *sums,
+                            void *partial, int64_t ld, bool accumulate);
 
 /** The parts of a blocked matrix product of one element type. "acc" is the type sums are kept in: float, or double for F64.
  *  Operands are packed into panels, acc[kc][width], width being at most mr for A and nr for B. */
@@ -44,12 +47,14 @@ struct GemmKernel {
     int acc_size;    // bytes
     /** Packs `count` rows (or columns) of depth kc into panels one after the other: panel[k][w] = src[w * stride_w + k * stride_k];
      *  the last panel is filled up with 0. */
-    void (*pack)(void *panels, const void *src, int64_t stride_w, int64_t stride_k, int64_t count, int64_t width, int64_t kc);
+    void (*pack)(void *panels, const void *src, int64_t stride_w, int64_t stride_k, int64_t count, int64_t width,
+                 int64_t kc);
     GemmMultiply multiply[kGemmMaxRows + 1]; // by the rows of the A panel, 1 to mr
     GemmStream stream[kGemmMaxRows + 1];     // by the rows of the A panel, 1 to stream_rows
     /** c[i * row_stride + j * col_stride] = alpha * sums[i * ld + j] + beta * c[...] for i < m, j < n, rounded once. c is not read
      *  when beta is 0. */
-    void (*store)(void *c, int64_t row_stride, int64_t col_stride, const void *sums, int64_t ld, int64_t m, int64_t n, float alpha, float beta);
+    void (*store)(void *c, int64_t row_stride, int64_t col_stride, const void *sums, int64_t ld, int64_t m, int64_t n,
+                  float alpha, float beta);
 };
 
 /** What the hardware can do at most, for benchmarks. Both return a number that depends on the work, so that it is done. */

@@ -33,7 +33,9 @@ void norm_row(void *y_, void *r_, const void *a_, const void *b_, const void *w_
     }
     const Scalar square_sum = sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
     const Scalar mean = square_sum / static_cast<Scalar>(n) + static_cast<Scalar>(epsilon);
-    const V scale = broadcast(Scalar{1} / (sizeof(Scalar) == 4 ? static_cast<Scalar>(__builtin_sqrtf(static_cast<float>(mean))) : static_cast<Scalar>(__builtin_sqrt(static_cast<double>(mean)))));
+    const V scale =
+        broadcast(Scalar{1} / (sizeof(Scalar) == 4 ? static_cast<Scalar>(__builtin_sqrtf(static_cast<float>(mean)))
+                                                   : static_cast<Scalar>(__builtin_sqrt(static_cast<double>(mean)))));
     for (i = 0; i + N <= n; i += N) store(y + i, load(r + i) * scale * load(w + i));
     if (i < n) store_n(y + i, load_n(r + i, n - i) * scale * load_n(w + i, n - i), n - i);
 }

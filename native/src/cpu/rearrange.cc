@@ -20,7 +20,8 @@ int log2_of(int64_t size) {
 
 struct RowCopy final : CpuPlan {
     explicit RowCopy(const InfiniProblem &problem)
-        : loop(problem.operands), size(kDtypes[problem.operands[kY].dtype].size), kernel(kernels().copy[log2_of(size)]) {}
+        : loop(problem.operands), size(kDtypes[problem.operands[kY].dtype].size),
+          kernel(kernels().copy[log2_of(size)]) {}
 
     void run(const InfiniCall &call) const override {
         char *const y = static_cast<char *>(call.operands[kY]);
@@ -46,20 +47,24 @@ struct TileCopy final : CpuPlan {
     static constexpr int64_t kTileRows = 64, kTileCols = 1024; // at a time of a long dimension
 
     TileCopy(const InfiniProblem &problem, const Axis &row_axis, const Axis &col_axis)
-        : outer(loops_without<2>(problem.operands, row_axis.dims | col_axis.dims)), size(kDtypes[problem.operands[kY].dtype].size),
-          kernel(kernels().transpose[log2_of(size)]), rows(row_axis), cols(col_axis), y_rows(axis_offsets(rows, problem.operands[kY], kTileRows)),
-          x_cols(axis_offsets(cols, problem.operands[kX], kTileCols)), y_row_step(problem.operands[kY].stride[rows.order.back()]),
+        : outer(loops_without<2>(problem.operands, row_axis.dims | col_axis.dims)),
+          size(kDtypes[problem.operands[kY].dtype].size), kernel(kernels().transpose[log2_of(size)]), rows(row_axis),
+          cols(col_axis), y_rows(axis_offsets(rows, problem.operands[kY], kTileRows)),
+          x_cols(axis_offsets(cols, problem.operands[kX], kTileCols)),
+          y_row_step(problem.operands[kY].stride[rows.order.back()]),
           x_col_step(problem.operands[kX].stride[cols.order.back()]) {}
 
     void run(const InfiniCall &call) const override {
         char *const y = static_cast<char *>(call.operands[kY]);
         const char *const x = static_cast<const char *>(call.operands[kX]);
-        parallel_tiles(outer, rows.n, cols.n, kTileRows, kTileCols, size, 2 * size, [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
-            // A short axis has a table of its own; a long one repeats the start of its table at every tile.
-            const int64_t y_row = rows.uniform ? row * y_row_step : 0, x_col = cols.uniform ? col * x_col_step : 0;
-            kernel(y + at[kY] + (y_row + col) * size, y_rows.data() + (rows.uniform ? 0 : row), x + at[kX] + (x_col + row) * size,
-                   x_cols.data() + (cols.uniform ? 0 : col), n_rows, n_cols);
-        });
+        parallel_tiles(
+            outer, rows.n, cols.n, kTileRows, kTileCols, size, 2 * size,
+            [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
+                // A short axis has a table of its own; a long one repeats the start of its table at every tile.
+                const int64_t y_row = rows.uniform ? row * y_row_step : 0, x_col = cols.uniform ? col * x_col_step : 0;
+                kernel(y + at[kY] + (y_row + col) * size, y_rows.data() + (rows.uniform ? 0 : row),
+                       x + at[kX] + (x_col + row) * size, x_cols.data() + (cols.uniform ? 0 : col), n_rows, n_cols);
+            });
     }
 
     RowLoop<2> outer;
@@ -74,7 +79,8 @@ struct TileCopy final : CpuPlan {
 
 std::unique_ptr<CpuPlan> plan_rearrange(const InfiniProblem &problem, size_t *) {
     Axis rows, cols;
-    if (find_tiles(problem.operands[kY], problem.operands[kX], rows, cols)) return std::make_unique<TileCopy>(problem, rows, cols);
+    if (find_tiles(problem.operands[kY], problem.operands[kX], rows, cols))
+        return std::make_unique<TileCopy>(problem, rows, cols);
     return std::make_unique<RowCopy>(problem);
 }
 

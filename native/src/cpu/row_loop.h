@@ -12,15 +12,17 @@ namespace infini {
 /** Below this much memory traffic a second thread costs more than it brings: waking one takes about as long as moving it. */
 constexpr double kBytesPerThread = 256 * 1024;
 
-inline int worth_threads(double bytes) { return static_cast<int>(std::clamp(bytes / kBytesPerThread, 1.0, static_cast<double>(num_threads()))); }
+inline int worth_threads(double bytes) {
+    return static_cast<int>(std::clamp(bytes / kBytesPerThread, 1.0, static_cast<double>(num_threads())));
+}
 
 /** The loops of a problem: `ndim` outer ones around rows of `n` elements. Strides in bytes, of up to N operands. */
 template <int N>
 struct RowLoop {
     int ndim = 0;
-    int64_t n = 1;             // elements of a row
-    int64_t rows = 1;          // product of the outer sizes
-    double bytes_per_row = 0;  // read and written; broadcast operands make it longer than memory
+    int64_t n = 1;            // elements of a row
+    int64_t rows = 1;         // product of the outer sizes
+    double bytes_per_row = 0; // read and written; broadcast operands make it longer than memory
     int64_t shape[INFINI_MAX_DIMS];
     int64_t stride[N][INFINI_MAX_DIMS];
     int64_t offset[N];
@@ -89,10 +91,10 @@ struct RowLoop {
 
 /** Dimensions of a problem walked as one, such as the inner dimensions of a side where they are contiguous. */
 struct Axis {
-    int64_t n = 1;             // product of the sizes
-    uint32_t dims = 0;         // which: bit d for dimension d
-    bool uniform = true;       // one dimension: index i is i * step, and only the start of a table is needed
-    std::vector<int> order;    // of the dimensions, the innermost last
+    int64_t n = 1;          // product of the sizes
+    uint32_t dims = 0;      // which: bit d for dimension d
+    bool uniform = true;    // one dimension: index i is i * step, and only the start of a table is needed
+    std::vector<int> order; // of the dimensions, the innermost last
 
     void push_front(const InfiniOperand &x, int d) {
         n *= x.shape[d];
@@ -117,7 +119,8 @@ inline std::vector<int64_t> axis_offsets(const Axis &axis, const InfiniOperand &
 /** An element of C-like side `out` meets one of side `in` that is contiguous elsewhere: tiles of `rows`, contiguous in `in`, by
  *  `cols`, contiguous in `out`. Several small dimensions may make up either. False when there is nothing to transpose. */
 inline bool find_tiles(const InfiniOperand &out, const InfiniOperand &in, Axis &rows, Axis &cols) {
-    constexpr int64_t kEnough = 64; // elements along an axis: a cache line and more; further dimensions would only lengthen tables
+    constexpr int64_t kEnough =
+        64; // elements along an axis: a cache line and more; further dimensions would only lengthen tables
     const int last = out.ndim - 1;
     if (last < 1 || out.stride[last] != 1 || in.stride[last] == 1 || in.stride[last] == 0) return false;
     const auto grow = [&](Axis &axis, const InfiniOperand &x, uint32_t taken) {
@@ -162,13 +165,16 @@ RowLoop<N> loops_without(const InfiniOperand *operands, uint32_t dims) {
 /** Tiles of at most tile_rows x tile_cols of `rows` x `cols` for every position of `outer`, by as many threads as they are
  *  worth: tile(byte offsets of the operands there, row, number of rows, col, number of cols). */
 template <int N, class Tile>
-void parallel_tiles(const RowLoop<N> &outer, int64_t rows, int64_t cols, int64_t tile_rows, int64_t tile_cols, int64_t size, int64_t bytes_per_element, Tile &&tile) {
+void parallel_tiles(const RowLoop<N> &outer, int64_t rows, int64_t cols, int64_t tile_rows, int64_t tile_cols,
+                    int64_t size, int64_t bytes_per_element, Tile &&tile) {
     const int64_t strips = (rows + tile_rows - 1) / tile_rows, items = outer.rows * outer.n, total = items * strips;
-    const int threads = worth_threads(static_cast<double>(items) * static_cast<double>(rows) * static_cast<double>(cols * bytes_per_element));
+    const int threads = worth_threads(static_cast<double>(items) * static_cast<double>(rows) *
+                                      static_cast<double>(cols * bytes_per_element));
     const int64_t pieces = std::min<int64_t>(total, threads == 1 ? 1 : threads * 4);
     const auto strip_of = [&](const int64_t *at, int64_t strip) {
         const int64_t row = strip * tile_rows;
-        for (int64_t col = 0; col < cols; col += tile_cols) tile(at, row, std::min(tile_rows, rows - row), col, std::min(tile_cols, cols - col));
+        for (int64_t col = 0; col < cols; col += tile_cols)
+            tile(at, row, std::min(tile_rows, rows - row), col, std::min(tile_cols, cols - col));
     };
     parallel_for(pieces, threads, [&](int64_t piece, int) {
         const int64_t begin = total * piece / pieces, end = total * (piece + 1) / pieces;
@@ -178,7 +184,9 @@ void parallel_tiles(const RowLoop<N> &outer, int64_t rows, int64_t cols, int64_t
             for (int64_t i = 0; i < count; ++i, ++item) {
                 int64_t offset[N];
                 for (int o = 0; o < N; ++o) offset[o] = at[o] + (first + i) * outer.step[o] * size;
-                for (int64_t strip = std::max(begin - item * strips, int64_t{0}); strip < std::min(end - item * strips, strips); ++strip) strip_of(offset, strip);
+                for (int64_t strip = std::max(begin - item * strips, int64_t{0});
+                     strip < std::min(end - item * strips, strips); ++strip)
+                    strip_of(offset, strip);
             }
         });
     });

@@ -71,9 +71,11 @@ double cgroup_quota() {
         std::fclose(file);
     }
     double quota = quota_in("/sys/fs/cgroup/cpu.max");
-    const double used = number_in_file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", -1), period = number_in_file("/sys/fs/cgroup/cpu/cpu.cfs_period_us", -1);
+    const double used = number_in_file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", -1),
+                 period = number_in_file("/sys/fs/cgroup/cpu/cpu.cfs_period_us", -1);
     if (used > 0 && period > 0) quota = std::min(quota, used / period);
-    for (; group.size() > 1; group.erase(group.find_last_of('/'))) quota = std::min(quota, quota_in("/sys/fs/cgroup" + group + "/cpu.max"));
+    for (; group.size() > 1; group.erase(group.find_last_of('/')))
+        quota = std::min(quota, quota_in("/sys/fs/cgroup" + group + "/cpu.max"));
     return quota;
 }
 
@@ -184,7 +186,13 @@ private:
             sigfillset(&everything);
             pthread_sigmask(SIG_SETMASK, &everything, &before);
             pthread_t thread;
-            const int error = pthread_create(&thread, nullptr, [](void *pool) -> void * { static_cast<Pool *>(pool)->serve(); return nullptr; }, this);
+            const int error = pthread_create(
+                &thread, nullptr,
+                [](void *pool) -> void * {
+                    static_cast<Pool *>(pool)->serve();
+                    return nullptr;
+                },
+                this);
             pthread_sigmask(SIG_SETMASK, &before, nullptr);
             if (error != 0) break;
             pthread_detach(thread);

@@ -27,8 +27,9 @@ void run_tasks(int64_t n_tasks, int max_threads, void (*task)(void *context, int
 template <class Task>
 void parallel_for(int64_t n_tasks, int max_threads, Task &&task) {
     using Body = std::remove_reference_t<Task>;
-    run_tasks(n_tasks, max_threads, [](void *context, int64_t t, int slot) { (*static_cast<Body *>(context))(t, slot); },
-              const_cast<void *>(static_cast<const void *>(std::addressof(task))));
+    run_tasks(
+        n_tasks, max_threads, [](void *context, int64_t t, int slot) { (*static_cast<Body *>(context))(t, slot); },
+        const_cast<void *>(static_cast<const void *>(std::addressof(task))));
 }
 
 } // namespace infini

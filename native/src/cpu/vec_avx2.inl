@@ -30,7 +30,8 @@ INFINI_INLINE VD fma(VD a, VD b, VD c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}
 
 INFINI_INLINE VF load(const f16 *p) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)))}; }
 INFINI_INLINE void store(f16 *p, VF x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(p),
+                     _mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 INFINI_INLINE VF load(const bf16 *p) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
@@ -40,26 +41,34 @@ INFINI_INLINE void store(bf16 *p, VF x) { // to_bf16 in eight lanes
     const __m256i u = _mm256_castps_si256(x.v);
     const __m256i high = _mm256_srli_epi32(u, 16);
     const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
-    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, odd), _mm256_set1_epi32(0x7fff)), 16);
+    const __m256i rounded =
+        _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(u, odd), _mm256_set1_epi32(0x7fff)), 16);
     const __m256i quiet_nan = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
     const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q));
     const __m256i result = _mm256_blendv_epi8(rounded, quiet_nan, is_nan);
-    _mm_storeu_si128(reinterpret_cast<__m128i *>(p), _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1)));
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(p),
+                     _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1)));
 }
 
 /* The first n < N lanes, by mask. AVX2 has no masks for 16-bit elements: those go through memory. */
 INFINI_INLINE __m256i first_lanes(int64_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
-INFINI_INLINE __m256i first_wide_lanes(int64_t n) { return _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3)); }
+INFINI_INLINE __m256i first_wide_lanes(int64_t n) {
+    return _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3));
+}
 INFINI_INLINE VF load_n(const float *p, int64_t n) { return {_mm256_maskload_ps(p, first_lanes(n))}; }
 INFINI_INLINE VD load_n(const double *p, int64_t n) { return {_mm256_maskload_pd(p, first_wide_lanes(n))}; }
 INFINI_INLINE void store_n(float *p, VF x, int64_t n) { _mm256_maskstore_ps(p, first_lanes(n), x.v); }
 INFINI_INLINE void store_n(double *p, VD x, int64_t n) { _mm256_maskstore_pd(p, first_wide_lanes(n), x.v); }
 template <class T>
-INFINI_INLINE VF load_n(const T *p, int64_t n) { return load_n_by_memory(p, n); }
+INFINI_INLINE VF load_n(const T *p, int64_t n) {
+    return load_n_by_memory(p, n);
+}
 template <class T>
-INFINI_INLINE void store_n(T *p, VF x, int64_t n) { store_n_by_memory(p, x, n); }
+INFINI_INLINE void store_n(T *p, VF x, int64_t n) {
+    store_n_by_memory(p, x, n);
+}
 
 /** x[i][j] <-> x[j][i] */
 INFINI_INLINE void transpose(VF (&x)[8]) {

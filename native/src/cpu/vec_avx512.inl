@@ -28,9 +28,12 @@ INFINI_INLINE VD operator*(VD a, VD b) { return {_mm512_mul_pd(a.v, b.v)}; }
 INFINI_INLINE VF fma(VF a, VF b, VF c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 INFINI_INLINE VD fma(VD a, VD b, VD c) { return {_mm512_fmadd_pd(a.v, b.v, c.v)}; }
 
-INFINI_INLINE VF load(const f16 *p) { return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)))}; }
+INFINI_INLINE VF load(const f16 *p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)))};
+}
 INFINI_INLINE void store(f16 *p, VF x) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(p),
+                        _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 INFINI_INLINE VF load(const bf16 *p) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
@@ -40,7 +43,8 @@ INFINI_INLINE void store(bf16 *p, VF x) { // to_bf16 in sixteen lanes
     const __m512i u = _mm512_castps_si512(x.v);
     const __m512i high = _mm512_srli_epi32(u, 16);
     const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
-    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(u, odd), _mm512_set1_epi32(0x7fff)), 16);
+    const __m512i rounded =
+        _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(u, odd), _mm512_set1_epi32(0x7fff)), 16);
     const __m512i quiet_nan = _mm512_or_si512(high, _mm512_set1_epi32(0x40));
     const __m512i result = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q), quiet_nan);
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtepi32_epi16(result));
@@ -49,14 +53,20 @@ INFINI_INLINE void store(bf16 *p, VF x) { // to_bf16 in sixteen lanes
 /* The first n < N lanes, by mask. */
 INFINI_INLINE __mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1u); }
 INFINI_INLINE VF load_n(const float *p, int64_t n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
-INFINI_INLINE VD load_n(const double *p, int64_t n) { return {_mm512_maskz_loadu_pd(static_cast<__mmask8>(first_lanes(n)), p)}; }
-INFINI_INLINE VF load_n(const f16 *p, int64_t n) { return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p))}; }
+INFINI_INLINE VD load_n(const double *p, int64_t n) {
+    return {_mm512_maskz_loadu_pd(static_cast<__mmask8>(first_lanes(n)), p)};
+}
+INFINI_INLINE VF load_n(const f16 *p, int64_t n) {
+    return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p))};
+}
 INFINI_INLINE VF load_n(const bf16 *p, int64_t n) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(n), p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
 INFINI_INLINE void store_n(float *p, VF x, int64_t n) { _mm512_mask_storeu_ps(p, first_lanes(n), x.v); }
-INFINI_INLINE void store_n(double *p, VD x, int64_t n) { _mm512_mask_storeu_pd(p, static_cast<__mmask8>(first_lanes(n)), x.v); }
+INFINI_INLINE void store_n(double *p, VD x, int64_t n) {
+    _mm512_mask_storeu_pd(p, static_cast<__mmask8>(first_lanes(n)), x.v);
+}
 template <class T>
 INFINI_INLINE void store_n(T *p, VF x, int64_t n) { // F16 and BF16
     T whole[VF::N];
@@ -75,7 +85,8 @@ INFINI_INLINE void transpose(VF (&x)[16]) {
     __m512 u[16];
 #pragma GCC unroll 4
     for (int i = 0; i < 16; i += 4) { // 4 x 4 blocks: u[i + c] holds column 4 l + c of rows i.. in lane l
-        const __m512d a = _mm512_castps_pd(t[i]), b = _mm512_castps_pd(t[i + 2]), c = _mm512_castps_pd(t[i + 1]), d = _mm512_castps_pd(t[i + 3]);
+        const __m512d a = _mm512_castps_pd(t[i]), b = _mm512_castps_pd(t[i + 2]), c = _mm512_castps_pd(t[i + 1]),
+                      d = _mm512_castps_pd(t[i + 3]);
         u[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
         u[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
         u[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(c, d));
@@ -84,7 +95,8 @@ INFINI_INLINE void transpose(VF (&x)[16]) {
 #pragma GCC unroll 4
     for (int c = 0; c < 4; ++c) { // the 4 x 4 lanes of four such vectors
         const __m512 p = _mm512_shuffle_f32x4(u[c], u[c + 4], 0x44), q = _mm512_shuffle_f32x4(u[c], u[c + 4], 0xee);
-        const __m512 r = _mm512_shuffle_f32x4(u[c + 8], u[c + 12], 0x44), s = _mm512_shuffle_f32x4(u[c + 8], u[c + 12], 0xee);
+        const __m512 r = _mm512_shuffle_f32x4(u[c + 8], u[c + 12], 0x44),
+                     s = _mm512_shuffle_f32x4(u[c + 8], u[c + 12], 0xee);
         x[c].v = _mm512_shuffle_f32x4(p, r, 0x88);
         x[c + 4].v = _mm512_shuffle_f32x4(p, r, 0xdd);
         x[c + 8].v = _mm512_shuffle_f32x4(q, s, 0x88);
@@ -101,7 +113,8 @@ INFINI_INLINE void transpose(VD (&x)[8]) {
 #pragma GCC unroll 2
     for (int c = 0; c < 2; ++c) {
         const __m512d p = _mm512_shuffle_f64x2(t[c], t[c + 2], 0x44), q = _mm512_shuffle_f64x2(t[c], t[c + 2], 0xee);
-        const __m512d r = _mm512_shuffle_f64x2(t[c + 4], t[c + 6], 0x44), s = _mm512_shuffle_f64x2(t[c + 4], t[c + 6], 0xee);
+        const __m512d r = _mm512_shuffle_f64x2(t[c + 4], t[c + 6], 0x44),
+                      s = _mm512_shuffle_f64x2(t[c + 4], t[c + 6], 0xee);
         x[c].v = _mm512_shuffle_f64x2(p, r, 0x88);
         x[c + 2].v = _mm512_shuffle_f64x2(p, r, 0xdd);
         x[c + 4].v = _mm512_shuffle_f64x2(q, s, 0x88);

@@ -38,8 +38,12 @@ INFINI_INLINE VD operator*(VD a, VD b) { return {a.v * b.v}; }
 INFINI_INLINE VF fma(VF a, VF b, VF c) { return {a.v * b.v + c.v}; }
 INFINI_INLINE VD fma(VD a, VD b, VD c) { return {a.v * b.v + c.v}; }
 
-INFINI_INLINE VF load(const f16 *p) { return {VF::Vector{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}}; }
-INFINI_INLINE VF load(const bf16 *p) { return {VF::Vector{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}}; }
+INFINI_INLINE VF load(const f16 *p) {
+    return {VF::Vector{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}};
+}
+INFINI_INLINE VF load(const bf16 *p) {
+    return {VF::Vector{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}};
+}
 INFINI_INLINE void store(f16 *p, VF x) {
     for (int i = 0; i < VF::N; ++i) p[i] = to_f16(x.v[i]);
 }
@@ -48,9 +52,13 @@ INFINI_INLINE void store(bf16 *p, VF x) {
 }
 
 template <class T, class V = Vec<T>>
-INFINI_INLINE V load_n(const T *p, int64_t n) { return load_n_by_memory(p, n); }
+INFINI_INLINE V load_n(const T *p, int64_t n) {
+    return load_n_by_memory(p, n);
+}
 template <class T, class V>
-INFINI_INLINE void store_n(T *p, V x, int64_t n) { store_n_by_memory(p, x, n); }
+INFINI_INLINE void store_n(T *p, V x, int64_t n) {
+    store_n_by_memory(p, x, n);
+}
 
 /** x[i][j] <-> x[j][i] */
 template <class V, int N>

@@ -35,13 +35,15 @@ infiniStatus_t find_handle(const char *function, infiniopHandle_t handle, Handle
     return *found != nullptr ? INFINI_STATUS_SUCCESS : fail_dead(function, "handle", handle);
 }
 
-infiniStatus_t find_descriptor(const char *function, const OpSpec *spec, const InfiniopDescriptor *desc, Descriptor **found) {
+infiniStatus_t find_descriptor(const char *function, const OpSpec *spec, const InfiniopDescriptor *desc,
+                               Descriptor **found) {
     *found = nullptr;
     if (desc == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: desc is NULL", function);
     *found = slab<Descriptor>.find(desc);
     if (*found == nullptr) return fail_dead(function, "descriptor", desc);
     if (spec != nullptr && &(*found)->plan->spec() != spec)
-        return fail(INFINI_STATUS_BAD_PARAM, "%s: desc is a descriptor of %s, needed one of %s", function, (*found)->plan->spec().name, spec->name);
+        return fail(INFINI_STATUS_BAD_PARAM, "%s: desc is a descriptor of %s, needed one of %s", function,
+                    (*found)->plan->spec().name, spec->name);
     return INFINI_STATUS_SUCCESS;
 }
 
@@ -65,20 +67,25 @@ void Plan::release() {
 
 infiniStatus_t Plan::create_backend_plan(const InfiniProblem &problem) {
     const infiniStatus_t status = ops_->create(&problem, &backend_plan_, &workspace_size_);
-    if (status == INFINI_STATUS_SUCCESS && (backend_plan_ == nullptr || (workspace_size_ > 0 && !spec_.takes_workspace)))
-        return fail(INFINI_STATUS_INTERNAL_ERROR, "%s: the backend of device type %d broke its contract: %s", spec_.name, device_type_,
-                    backend_plan_ == nullptr ? "its plan is NULL" : "it asks for a workspace that this operator cannot be given");
+    if (status == INFINI_STATUS_SUCCESS &&
+        (backend_plan_ == nullptr || (workspace_size_ > 0 && !spec_.takes_workspace)))
+        return fail(INFINI_STATUS_INTERNAL_ERROR, "%s: the backend of device type %d broke its contract: %s",
+                    spec_.name, device_type_,
+                    backend_plan_ == nullptr ? "its plan is NULL"
+                                             : "it asks for a workspace that this operator cannot be given");
     return status;
 }
 
 infiniStatus_t Plan::check_call(const InfiniCall &call) const {
     if (call.workspace_size < workspace_size_)
-        return fail(INFINI_STATUS_INSUFFICIENT_WORKSPACE, "%s: workspace has %zu bytes, needed %zu", spec_.name, call.workspace_size, workspace_size_);
+        return fail(INFINI_STATUS_INSUFFICIENT_WORKSPACE, "%s: workspace has %zu bytes, needed %zu", spec_.name,
+                    call.workspace_size, workspace_size_);
     if (call.workspace == nullptr && workspace_size_ > 0)
         return fail(INFINI_STATUS_NULL_POINTER, "%s: workspace is NULL, needed %zu bytes", spec_.name, workspace_size_);
     for (int i = 0; i < spec_.n_operands; ++i) {
         if (call.operands[i] == nullptr && extents_[i].lo != extents_[i].hi)
-            return fail(INFINI_STATUS_NULL_POINTER, "%s: %s is NULL and has elements", spec_.name, spec_.operand_names[i]);
+            return fail(INFINI_STATUS_NULL_POINTER, "%s: %s is NULL and has elements", spec_.name,
+                        spec_.operand_names[i]);
     }
     for (int i = 0; i < spec_.n_operands; ++i) {
         const DtypeInfo &dtype = kDtypes[operands_[i].dtype];
@@ -89,14 +96,20 @@ infiniStatus_t Plan::check_call(const InfiniCall &call) const {
     for (int o = 0; o < spec_.n_outputs; ++o) {
         for (int i = 0; i < spec_.n_operands; ++i) {
             if (i == o || (i < spec_.n_outputs && i < o)) continue;
-            const char *output = static_cast<const char *>(call.operands[o]), *other = static_cast<const char *>(call.operands[i]);
+            const char *output = static_cast<const char *>(call.operands[o]),
+                       *other = static_cast<const char *>(call.operands[i]);
             const int64_t size_o = kDtypes[operands_[o].dtype].size, size_i = kDtypes[operands_[i].dtype].size;
             // Most calls end here: the byte ranges are apart.
-            if (output + extents_[o].hi * size_o <= other + extents_[i].lo * size_i || other + extents_[i].hi * size_i <= output + extents_[o].lo * size_o) continue;
-            if ((spec_.may_alias[o] >> i & 1) != 0 && output == other && same_layout(operands_[o], operands_[i])) continue;
+            if (output + extents_[o].hi * size_o <= other + extents_[i].lo * size_i ||
+                other + extents_[i].hi * size_i <= output + extents_[o].lo * size_o)
+                continue;
+            if ((spec_.may_alias[o] >> i & 1) != 0 && output == other && same_layout(operands_[o], operands_[i]))
+                continue;
             if (overlap(operands_[o], output, operands_[i], other))
-                return fail(INFINI_STATUS_BAD_PARAM, "%s: %s overlaps %s%s", spec_.name, spec_.operand_names[o], spec_.operand_names[i],
-                            (spec_.may_alias[o] >> i & 1) != 0 ? " without being exactly the same memory and layout" : "");
+                return fail(INFINI_STATUS_BAD_PARAM, "%s: %s overlaps %s%s", spec_.name, spec_.operand_names[o],
+                            spec_.operand_names[i],
+                            (spec_.may_alias[o] >> i & 1) != 0 ? " without being exactly the same memory and layout"
+                                                               : "");
         }
     }
     return INFINI_STATUS_SUCCESS;
@@ -104,12 +117,15 @@ infiniStatus_t Plan::check_call(const InfiniCall &call) const {
 
 /* ---- entry points --------------------------------------------------------------------------------------------------- */
 
-infiniStatus_t create_descriptor(const char *function, const OpSpec &spec, infiniopHandle_t handle, InfiniopDescriptor **desc,
-                                 std::initializer_list<infiniopTensorDescriptor_t> operands, float epsilon) {
+infiniStatus_t create_descriptor(const char *function, const OpSpec &spec, infiniopHandle_t handle,
+                                 InfiniopDescriptor **desc, std::initializer_list<infiniopTensorDescriptor_t> operands,
+                                 float epsilon) {
     if (desc == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: desc is NULL", function);
     int i = 0;
     for (infiniopTensorDescriptor_t operand : operands) {
-        if (operand == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: the tensor descriptor of %s is NULL", function, spec.operand_names[i]);
+        if (operand == nullptr)
+            return fail(INFINI_STATUS_NULL_POINTER, "%s: the tensor descriptor of %s is NULL", function,
+                        spec.operand_names[i]);
         ++i;
     }
     Handle *device;
@@ -130,13 +146,16 @@ infiniStatus_t create_descriptor(const char *function, const OpSpec &spec, infin
     bool empty = true;
     for (int o = 0; o < spec.n_outputs; ++o) {
         if (overlaps_itself(problem.operands[o]))
-            return fail(INFINI_STATUS_BAD_TENSOR_STRIDES, "%s: elements of output %s overlap each other: shape %s, strides %s", spec.name,
-                        spec.operand_names[o], ShapeText(problem.operands[o]).text, StridesText(problem.operands[o]).text);
+            return fail(INFINI_STATUS_BAD_TENSOR_STRIDES,
+                        "%s: elements of output %s overlap each other: shape %s, strides %s", spec.name,
+                        spec.operand_names[o], ShapeText(problem.operands[o]).text,
+                        StridesText(problem.operands[o]).text);
         empty = empty && element_count(problem.operands[o]) == 0;
     }
     if (!empty) spec.reduce(problem);
 
-    std::unique_ptr<Plan, void (*)(Plan *)> plan(new Plan(spec, *device, problem, device->ops), [](Plan *p) { p->release(); });
+    std::unique_ptr<Plan, void (*)(Plan *)> plan(new Plan(spec, *device, problem, device->ops),
+                                                 [](Plan *p) { p->release(); });
     if (!empty)
         if (const infiniStatus_t status = plan->create_backend_plan(problem)) return status;
     Descriptor *made = slab<Descriptor>.create(plan.get());
@@ -145,7 +164,8 @@ infiniStatus_t create_descriptor(const char *function, const OpSpec &spec, infin
     return INFINI_STATUS_SUCCESS;
 }
 
-infiniStatus_t get_workspace_size(const char *function, const OpSpec &spec, const InfiniopDescriptor *desc, size_t *size) {
+infiniStatus_t get_workspace_size(const char *function, const OpSpec &spec, const InfiniopDescriptor *desc,
+                                  size_t *size) {
     Descriptor *found;
     if (const infiniStatus_t status = find_descriptor(function, &spec, desc, &found)) return status;
     if (size == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: size is NULL", function);
@@ -154,8 +174,8 @@ infiniStatus_t get_workspace_size(const char *function, const OpSpec &spec, cons
 }
 
 infiniStatus_t run_descriptor(const char *function, const OpSpec &spec, const InfiniopDescriptor *desc, void *workspace,
-                              size_t workspace_size, std::initializer_list<const void *> operands, void *stream, float alpha,
-                              float beta) {
+                              size_t workspace_size, std::initializer_list<const void *> operands, void *stream,
+                              float alpha, float beta) {
     Descriptor *found;
     if (const infiniStatus_t status = find_descriptor(function, &spec, desc, &found)) return status;
     void *pointers[INFINI_MAX_OPERANDS] = {};
@@ -174,24 +194,28 @@ infiniStatus_t destroy_descriptor(const char *function, const OpSpec &spec, Infi
 
 /* ---- shared checks -------------------------------------------------------------------------------------------------- */
 
-infiniStatus_t check_dtype(const OpSpec &spec, const InfiniProblem &problem, int i, uint32_t allowed, const char *names) {
+infiniStatus_t check_dtype(const OpSpec &spec, const InfiniProblem &problem, int i, uint32_t allowed,
+                           const char *names) {
     const int dtype = problem.operands[i].dtype;
     if ((allowed & dtype_bit(dtype)) != 0) return INFINI_STATUS_SUCCESS;
-    return fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "%s: %s has dtype %s, needed %s", spec.name, spec.operand_names[i], kDtypes[dtype].name, names);
+    return fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "%s: %s has dtype %s, needed %s", spec.name, spec.operand_names[i],
+                kDtypes[dtype].name, names);
 }
 
 infiniStatus_t check_same_dtype(const OpSpec &spec, const InfiniProblem &problem, int i) {
     if (problem.operands[i].dtype == problem.operands[0].dtype) return INFINI_STATUS_SUCCESS;
-    return fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "%s: dtypes differ: %s is %s, %s is %s; they must be equal", spec.name, spec.operand_names[0],
-                kDtypes[problem.operands[0].dtype].name, spec.operand_names[i], kDtypes[problem.operands[i].dtype].name);
+    return fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "%s: dtypes differ: %s is %s, %s is %s; they must be equal", spec.name,
+                spec.operand_names[0], kDtypes[problem.operands[0].dtype].name, spec.operand_names[i],
+                kDtypes[problem.operands[i].dtype].name);
 }
 
 infiniStatus_t check_same_shape(const OpSpec &spec, const InfiniProblem &problem, int i) {
     const InfiniOperand &first = problem.operands[0], &other = problem.operands[i];
-    if (first.ndim == other.ndim && std::memcmp(first.shape, other.shape, sizeof(int64_t) * static_cast<size_t>(first.ndim)) == 0)
+    if (first.ndim == other.ndim &&
+        std::memcmp(first.shape, other.shape, sizeof(int64_t) * static_cast<size_t>(first.ndim)) == 0)
         return INFINI_STATUS_SUCCESS;
-    return fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "%s: shapes differ: %s is %s, %s is %s; they must be equal", spec.name, spec.operand_names[0],
-                ShapeText(first).text, spec.operand_names[i], ShapeText(other).text);
+    return fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "%s: shapes differ: %s is %s, %s is %s; they must be equal", spec.name,
+                spec.operand_names[0], ShapeText(first).text, spec.operand_names[i], ShapeText(other).text);
 }
 
 } // namespace infini
@@ -200,7 +224,7 @@ using namespace infini;
 
 extern "C" {
 
-INFINI_EXPORT(infiniopCreateHandle, (infiniopHandle_t *handle), {
+INFINI_EXPORT(infiniopCreateHandle, (infiniopHandle_t * handle), {
     if (handle == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: handle is NULL", fn);
     infiniDevice_t device;
     int id;
@@ -219,21 +243,24 @@ INFINI_EXPORT(infiniopDestroyHandle, (infiniopHandle_t handle), {
 })
 
 INFINI_EXPORT(infiniopCreateTensorDescriptor,
-                (infiniopTensorDescriptor_t *desc, size_t ndim, const size_t *shape, const ptrdiff_t *strides, infiniDtype_t dtype),
-                {
-    if (desc == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: desc is NULL", fn);
-    InfiniOperand operand;
-    if (const infiniStatus_t status = make_operand(&operand, fn, ndim, shape, strides, dtype)) return status;
-    TensorDescriptor *made = slab<TensorDescriptor>.create();
-    made->operand = operand;
-    *desc = made;
-    return INFINI_STATUS_SUCCESS;
-})
+              (infiniopTensorDescriptor_t * desc, size_t ndim, const size_t *shape, const ptrdiff_t *strides,
+               infiniDtype_t dtype),
+              {
+                  if (desc == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: desc is NULL", fn);
+                  InfiniOperand operand;
+                  if (const infiniStatus_t status = make_operand(&operand, fn, ndim, shape, strides, dtype))
+                      return status;
+                  TensorDescriptor *made = slab<TensorDescriptor>.create();
+                  made->operand = operand;
+                  *desc = made;
+                  return INFINI_STATUS_SUCCESS;
+              })
 
 INFINI_EXPORT(infiniopDestroyTensorDescriptor, (infiniopTensorDescriptor_t desc), {
     if (desc == nullptr) return INFINI_STATUS_SUCCESS;
     TensorDescriptor *found = slab<TensorDescriptor>.find(desc);
-    return found != nullptr && slab<TensorDescriptor>.destroy(found) ? INFINI_STATUS_SUCCESS : fail_dead(fn, "tensor descriptor", desc);
+    return found != nullptr && slab<TensorDescriptor>.destroy(found) ? INFINI_STATUS_SUCCESS
+                                                                     : fail_dead(fn, "tensor descriptor", desc);
 })
 
 INFINI_EXPORT(infiniopGetDescriptorDeviceType, (const struct InfiniopDescriptor *desc, infiniDevice_t *device_type), {

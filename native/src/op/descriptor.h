@@ -87,22 +87,26 @@ struct Descriptor : InfiniopDescriptor {
 
 /* ---- the five entry points of an operator, in terms of its spec; `function` is the exported name ----------------- */
 
-infiniStatus_t create_descriptor(const char *function, const OpSpec &spec, infiniopHandle_t handle, InfiniopDescriptor **desc,
-                                 std::initializer_list<infiniopTensorDescriptor_t> operands, float epsilon = 0.0f);
-infiniStatus_t get_workspace_size(const char *function, const OpSpec &spec, const InfiniopDescriptor *desc, size_t *size);
+infiniStatus_t create_descriptor(const char *function, const OpSpec &spec, infiniopHandle_t handle,
+                                 InfiniopDescriptor **desc, std::initializer_list<infiniopTensorDescriptor_t> operands,
+                                 float epsilon = 0.0f);
+infiniStatus_t get_workspace_size(const char *function, const OpSpec &spec, const InfiniopDescriptor *desc,
+                                  size_t *size);
 infiniStatus_t run_descriptor(const char *function, const OpSpec &spec, const InfiniopDescriptor *desc, void *workspace,
                               size_t workspace_size, std::initializer_list<const void *> operands, void *stream,
                               float alpha = 1.0f, float beta = 0.0f);
 infiniStatus_t destroy_descriptor(const char *function, const OpSpec &spec, InfiniopDescriptor *desc);
 
 /** The live descriptor behind a pointer, of `spec` or (NULL) of any operator; fails with NULL_POINTER or BAD_PARAM. */
-infiniStatus_t find_descriptor(const char *function, const OpSpec *spec, const InfiniopDescriptor *desc, Descriptor **found);
+infiniStatus_t find_descriptor(const char *function, const OpSpec *spec, const InfiniopDescriptor *desc,
+                               Descriptor **found);
 infiniStatus_t find_handle(const char *function, infiniopHandle_t handle, Handle **found);
 
 /* ---- checks that operators share ---------------------------------------------------------------------------------- */
 
 /** Operand `i` has a dtype of `allowed`, the set described by `names`. */
-infiniStatus_t check_dtype(const OpSpec &spec, const InfiniProblem &problem, int i, uint32_t allowed, const char *names);
+infiniStatus_t check_dtype(const OpSpec &spec, const InfiniProblem &problem, int i, uint32_t allowed,
+                           const char *names);
 /** Operand `i` has the dtype of operand 0. */
 infiniStatus_t check_same_dtype(const OpSpec &spec, const InfiniProblem &problem, int i);
 /** Operand `i` has the shape of operand 0. */

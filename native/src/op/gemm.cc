@@ -12,25 +12,29 @@ enum { kC, kA, kB };
 
 infiniStatus_t check(const OpSpec &spec, const InfiniProblem &problem) {
     const InfiniOperand *const x = problem.operands;
-    if (const infiniStatus_t status = check_dtype(spec, problem, kC, kFloatDtypes, "F16, BF16, F32 or F64")) return status;
+    if (const infiniStatus_t status = check_dtype(spec, problem, kC, kFloatDtypes, "F16, BF16, F32 or F64"))
+        return status;
     for (int i : {kA, kB})
         if (const infiniStatus_t status = check_same_dtype(spec, problem, i)) return status;
     for (int i : {kC, kA, kB})
         if (x[i].ndim != 2 && x[i].ndim != 3)
-            return fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "%s: %s has rank %d, needed 2 or 3: c is %s, a is %s, b is %s", spec.name,
-                        spec.operand_names[i], x[i].ndim, ShapeText(x[kC]).text, ShapeText(x[kA]).text, ShapeText(x[kB]).text);
+            return fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "%s: %s has rank %d, needed 2 or 3: c is %s, a is %s, b is %s",
+                        spec.name, spec.operand_names[i], x[i].ndim, ShapeText(x[kC]).text, ShapeText(x[kA]).text,
+                        ShapeText(x[kB]).text);
     const auto from_end = [&](int i, int back) { return x[i].shape[x[i].ndim - back]; };
     const auto batch_of = [&](int i) { return x[i].ndim == 3 ? x[i].shape[0] : 1; };
     const auto mismatch = [&](const char *what) {
-        return fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "%s: %s: c is %s, a is %s, b is %s", spec.name, what, ShapeText(x[kC]).text,
-                    ShapeText(x[kA]).text, ShapeText(x[kB]).text);
+        return fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "%s: %s: c is %s, a is %s, b is %s", spec.name, what,
+                    ShapeText(x[kC]).text, ShapeText(x[kA]).text, ShapeText(x[kB]).text);
     };
-    if (from_end(kA, 1) != from_end(kB, 2)) return mismatch("inner dimensions differ, a.shape[-1] must equal b.shape[-2]");
+    if (from_end(kA, 1) != from_end(kB, 2))
+        return mismatch("inner dimensions differ, a.shape[-1] must equal b.shape[-2]");
     if (from_end(kC, 2) != from_end(kA, 2)) return mismatch("rows differ, c.shape[-2] must equal a.shape[-2]");
     if (from_end(kC, 1) != from_end(kB, 1)) return mismatch("columns differ, c.shape[-1] must equal b.shape[-1]");
     const int64_t batch = batch_of(kC);
     for (int i : {kA, kB})
-        if (batch_of(i) != batch && batch_of(i) != 1) return mismatch("batches differ, those of a and b must be 1 or that of c");
+        if (batch_of(i) != batch && batch_of(i) != 1)
+            return mismatch("batches differ, those of a and b must be 1 or that of c");
     return INFINI_STATUS_SUCCESS;
 }
 
@@ -60,14 +64,16 @@ constexpr OpSpec kGemm = {"gemm", INFINI_OP_GEMM, 1, 3, {"c", "a", "b"}, {}, che
 extern "C" {
 
 INFINI_EXPORT(infiniopCreateGemmDescriptor,
-                (infiniopHandle_t handle, infiniopGemmDescriptor_t *desc, infiniopTensorDescriptor_t c, infiniopTensorDescriptor_t a,
-                 infiniopTensorDescriptor_t b),
-                return create_descriptor(fn, kGemm, handle, desc, {c, a, b});)
-INFINI_EXPORT(infiniopGetGemmWorkspaceSize, (infiniopGemmDescriptor_t desc, size_t *size), return get_workspace_size(fn, kGemm, desc, size);)
+              (infiniopHandle_t handle, infiniopGemmDescriptor_t *desc, infiniopTensorDescriptor_t c,
+               infiniopTensorDescriptor_t a, infiniopTensorDescriptor_t b),
+              return create_descriptor(fn, kGemm, handle, desc, {c, a, b});)
+INFINI_EXPORT(infiniopGetGemmWorkspaceSize, (infiniopGemmDescriptor_t desc, size_t *size),
+              return get_workspace_size(fn, kGemm, desc, size);)
 INFINI_EXPORT(infiniopGemm,
-                (infiniopGemmDescriptor_t desc, void *workspace, size_t workspace_size, void *c, const void *a, const void *b,
-                 float alpha, float beta, void *stream),
-                return run_descriptor(fn, kGemm, desc, workspace, workspace_size, {c, a, b}, stream, alpha, beta);)
-INFINI_EXPORT(infiniopDestroyGemmDescriptor, (infiniopGemmDescriptor_t desc), return destroy_descriptor(fn, kGemm, desc);)
+              (infiniopGemmDescriptor_t desc, void *workspace, size_t workspace_size, void *c, const void *a,
+               const void *b, float alpha, float beta, void *stream),
+              return run_descriptor(fn, kGemm, desc, workspace, workspace_size, {c, a, b}, stream, alpha, beta);)
+INFINI_EXPORT(infiniopDestroyGemmDescriptor, (infiniopGemmDescriptor_t desc),
+              return destroy_descriptor(fn, kGemm, desc);)
 
 } // extern "C"

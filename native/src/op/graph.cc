@@ -8,7 +8,8 @@ using namespace infini;
 struct InfiniopGraph {
     struct Node {
         Node(Plan *shared_plan, void *ws, size_t ws_size, void *const *pointers, int n, float a, float b)
-            : plan(shared_plan), operands(pointers, pointers + n), workspace(ws), workspace_size(ws_size), alpha(a), beta(b) {
+            : plan(shared_plan), operands(pointers, pointers + n), workspace(ws), workspace_size(ws_size), alpha(a),
+              beta(b) {
             plan->retain();
         }
         Node(Node &&other) noexcept
@@ -38,7 +39,8 @@ infiniStatus_t find_graph(const char *function, infiniopGraph_t graph, InfiniopG
     if (graph == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: graph is NULL", function);
     *found = slab<InfiniopGraph>.find(graph);
     if (*found != nullptr) return INFINI_STATUS_SUCCESS;
-    return fail(INFINI_STATUS_BAD_PARAM, "%s: graph %p was destroyed or is no such object", function, static_cast<void *>(graph));
+    return fail(INFINI_STATUS_BAD_PARAM, "%s: graph %p was destroyed or is no such object", function,
+                static_cast<void *>(graph));
 }
 
 } // namespace
@@ -57,26 +59,28 @@ INFINI_EXPORT(infiniopCreateGraph, (infiniopHandle_t handle, infiniopGraph_t *gr
 })
 
 INFINI_EXPORT(infiniopGraphAppend,
-                (infiniopGraph_t graph, const struct InfiniopDescriptor *desc, void *workspace, size_t workspace_size,
-                 void *const *operands, size_t n_operands, float alpha, float beta),
-                {
-    InfiniopGraph *to;
-    Descriptor *found;
-    if (const infiniStatus_t status = find_graph(fn, graph, &to)) return status;
-    if (const infiniStatus_t status = find_descriptor(fn, nullptr, desc, &found)) return status;
-    if (operands == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: operands is NULL", fn);
-    Plan *plan = found->plan;
-    const OpSpec &spec = plan->spec();
-    if (n_operands != static_cast<size_t>(spec.n_operands))
-        return fail(INFINI_STATUS_BAD_PARAM, "%s: %zu operands, %s has %d", fn, n_operands, spec.name, spec.n_operands);
-    if (plan->device_type() != to->device || plan->device_id() != to->device_id)
-        return fail(INFINI_STATUS_BAD_PARAM, "%s: the descriptor of %s is for device %d:%d, the graph for %d:%d", fn, spec.name,
-                    plan->device_type(), plan->device_id(), to->device, to->device_id);
-    const InfiniCall call{workspace, workspace_size, operands, alpha, beta, nullptr};
-    if (const infiniStatus_t status = plan->check_call(call)) return status;
-    to->nodes.emplace_back(plan, workspace, workspace_size, operands, spec.n_operands, alpha, beta);
-    return INFINI_STATUS_SUCCESS;
-})
+              (infiniopGraph_t graph, const struct InfiniopDescriptor *desc, void *workspace, size_t workspace_size,
+               void *const *operands, size_t n_operands, float alpha, float beta),
+              {
+                  InfiniopGraph *to;
+                  Descriptor *found;
+                  if (const infiniStatus_t status = find_graph(fn, graph, &to)) return status;
+                  if (const infiniStatus_t status = find_descriptor(fn, nullptr, desc, &found)) return status;
+                  if (operands == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: operands is NULL", fn);
+                  Plan *plan = found->plan;
+                  const OpSpec &spec = plan->spec();
+                  if (n_operands != static_cast<size_t>(spec.n_operands))
+                      return fail(INFINI_STATUS_BAD_PARAM, "%s: %zu operands, %s has %d", fn, n_operands, spec.name,
+                                  spec.n_operands);
+                  if (plan->device_type() != to->device || plan->device_id() != to->device_id)
+                      return fail(INFINI_STATUS_BAD_PARAM,
+                                  "%s: the descriptor of %s is for device %d:%d, the graph for %d:%d", fn, spec.name,
+                                  plan->device_type(), plan->device_id(), to->device, to->device_id);
+                  const InfiniCall call{workspace, workspace_size, operands, alpha, beta, nullptr};
+                  if (const infiniStatus_t status = plan->check_call(call)) return status;
+                  to->nodes.emplace_back(plan, workspace, workspace_size, operands, spec.n_operands, alpha, beta);
+                  return INFINI_STATUS_SUCCESS;
+              })
 
 INFINI_EXPORT(infiniopGraphRun, (infiniopGraph_t graph, void *stream), {
     InfiniopGraph *found;

@@ -10,7 +10,8 @@ using namespace infini;
 extern "C" {
 
 INFINI_EXPORT(infiniopGetVersion, (int *abi_version, const char **version), {
-    if (abi_version == nullptr && version == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: both abi_version and version are NULL", fn);
+    if (abi_version == nullptr && version == nullptr)
+        return fail(INFINI_STATUS_NULL_POINTER, "%s: both abi_version and version are NULL", fn);
     if (abi_version != nullptr) *abi_version = INFINIOP_ABI_VERSION;
     if (version != nullptr) *version = INFINI_VERSION;
     return INFINI_STATUS_SUCCESS;
@@ -27,7 +28,8 @@ INFINI_EXPORT(infiniopSetNumThreads, (int n), {
 })
 
 INFINI_EXPORT(infiniopSetNumThreadsLocal, (int n), {
-    if (n < 0) return fail(INFINI_STATUS_BAD_PARAM, "%s: n is %d, needed at least 1, or 0 for the process's number", fn, n);
+    if (n < 0)
+        return fail(INFINI_STATUS_BAD_PARAM, "%s: n is %d, needed at least 1, or 0 for the process's number", fn, n);
     set_num_threads_local(n);
     return INFINI_STATUS_SUCCESS;
 })

@@ -20,10 +20,12 @@ constexpr OpSpec kRearrange = {"rearrange", INFINI_OP_REARRANGE, 1, 2, {"y", "x"
 extern "C" {
 
 INFINI_EXPORT(infiniopCreateRearrangeDescriptor,
-                (infiniopHandle_t handle, infiniopRearrangeDescriptor_t *desc, infiniopTensorDescriptor_t y, infiniopTensorDescriptor_t x),
-                return create_descriptor(fn, kRearrange, handle, desc, {y, x});)
+              (infiniopHandle_t handle, infiniopRearrangeDescriptor_t *desc, infiniopTensorDescriptor_t y,
+               infiniopTensorDescriptor_t x),
+              return create_descriptor(fn, kRearrange, handle, desc, {y, x});)
 INFINI_EXPORT(infiniopRearrange, (infiniopRearrangeDescriptor_t desc, void *y, const void *x, void *stream),
-                return run_descriptor(fn, kRearrange, desc, nullptr, SIZE_MAX, {y, x}, stream);)
-INFINI_EXPORT(infiniopDestroyRearrangeDescriptor, (infiniopRearrangeDescriptor_t desc), return destroy_descriptor(fn, kRearrange, desc);)
+              return run_descriptor(fn, kRearrange, desc, nullptr, SIZE_MAX, {y, x}, stream);)
+INFINI_EXPORT(infiniopDestroyRearrangeDescriptor, (infiniopRearrangeDescriptor_t desc),
+              return destroy_descriptor(fn, kRearrange, desc);)
 
 } // extern "C"

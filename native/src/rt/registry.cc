@@ -31,7 +31,7 @@ constexpr const char *kPluginNames[INFINI_DEVICE_TYPE_COUNT] = {"cpu",   "cuda",
 struct Slot {
     std::atomic<const InfiniBackend *> backend{nullptr};
     bool searched = false;
-    const char *path = "";   // strings handed out live for ever: a new one replaces the pointer, never the text
+    const char *path = ""; // strings handed out live for ever: a new one replaces the pointer, never the text
     const char *reason = "";
 };
 
@@ -77,24 +77,29 @@ std::string differs(const char *what, size_t got, size_t needed) {
 std::string defect(const InfiniBackend *b) {
     if (b == nullptr) return "its entry function returned NULL";
     if (b->abi != INFINI_BACKEND_ABI) return differs("its backend ABI", b->abi, INFINI_BACKEND_ABI);
-    if (b->struct_size != sizeof(InfiniBackend)) return differs("the size of its InfiniBackend", b->struct_size, sizeof(InfiniBackend));
-    if (!device_known(b->device_type)) return "it claims device type " + std::to_string(b->device_type) + ", which is none";
-    if (b->name == nullptr || b->version == nullptr || b->probe == nullptr || b->runtime == nullptr || b->ops == nullptr)
+    if (b->struct_size != sizeof(InfiniBackend))
+        return differs("the size of its InfiniBackend", b->struct_size, sizeof(InfiniBackend));
+    if (!device_known(b->device_type))
+        return "it claims device type " + std::to_string(b->device_type) + ", which is none";
+    if (b->name == nullptr || b->version == nullptr || b->probe == nullptr || b->runtime == nullptr ||
+        b->ops == nullptr)
         return "its InfiniBackend is incomplete";
     if (b->runtime->struct_size != sizeof(InfiniRuntimeTable))
         return differs("the size of its InfiniRuntimeTable", b->runtime->struct_size, sizeof(InfiniRuntimeTable));
-    if (b->ops->struct_size != sizeof(InfiniOpTable)) return differs("the size of its InfiniOpTable", b->ops->struct_size, sizeof(InfiniOpTable));
-    if (b->runtime->device_count == nullptr ||
-        !complete(b->runtime, offsetof(InfiniRuntimeTable, mem_info), offsetof(InfiniRuntimeTable, stream_begin_capture)))
+    if (b->ops->struct_size != sizeof(InfiniOpTable))
+        return differs("the size of its InfiniOpTable", b->ops->struct_size, sizeof(InfiniOpTable));
+    if (b->runtime->device_count == nullptr || !complete(b->runtime, offsetof(InfiniRuntimeTable, mem_info),
+                                                         offsetof(InfiniRuntimeTable, stream_begin_capture)))
         return "its InfiniRuntimeTable is incomplete";
-    if (b->ops->create == nullptr || b->ops->run == nullptr || b->ops->destroy == nullptr) return "its InfiniOpTable is incomplete";
+    if (b->ops->create == nullptr || b->ops->run == nullptr || b->ops->destroy == nullptr)
+        return "its InfiniOpTable is incomplete";
     return "";
 }
 
 /** Does the file hold every segment its ELF header promises? Opening one that was cut short kills the process. */
 bool is_whole_library(const char *path) {
     const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe must not hang
-    if (descriptor < 0) return true;                                       // dlopen says why
+    if (descriptor < 0) return true;                                      // dlopen says why
     struct stat about;
     FILE *file = fstat(descriptor, &about) == 0 && S_ISREG(about.st_mode) ? fdopen(descriptor, "rb") : nullptr;
     if (file == nullptr) {
@@ -107,7 +112,8 @@ bool is_whole_library(const char *path) {
     for (unsigned i = 0; whole && i < header.e_phnum; ++i) {
         ElfW(Phdr) segment;
         std::fseek(file, static_cast<long>(header.e_phoff + i * sizeof segment), SEEK_SET);
-        whole = std::fread(&segment, sizeof segment, 1, file) == 1 && segment.p_offset <= size && segment.p_filesz <= size - segment.p_offset;
+        whole = std::fread(&segment, sizeof segment, 1, file) == 1 && segment.p_offset <= size &&
+                segment.p_filesz <= size - segment.p_offset;
     }
     std::fclose(file);
     return whole;
@@ -121,7 +127,8 @@ struct Outcome {
 /** Opens one plugin and puts it into its slot. The registry is locked. */
 Outcome load(const char *path) {
     if (path[0] != '/') return {INFINI_STATUS_BAD_PARAM, std::string(path) + ": the path of a plugin must be absolute"};
-    if (!is_whole_library(path)) return {INFINI_STATUS_BAD_PARAM, std::string(path) + ": it is no shared library, or one that was cut short"};
+    if (!is_whole_library(path))
+        return {INFINI_STATUS_BAD_PARAM, std::string(path) + ": it is no shared library, or one that was cut short"};
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
         const char *why = dlerror();
@@ -137,16 +144,19 @@ Outcome load(const char *path) {
     const std::string what = defect(backend);
     if (!what.empty()) {
         // The slot it meant can be named once the head of the struct is known to be right.
-        const bool named = backend != nullptr && backend->abi == INFINI_BACKEND_ABI && device_known(backend->device_type);
+        const bool named =
+            backend != nullptr && backend->abi == INFINI_BACKEND_ABI && device_known(backend->device_type);
         const infiniDevice_t device = named ? backend->device_type : INFINI_DEVICE_CPU;
         const Outcome outcome = refuse(INFINI_STATUS_BAD_PARAM, what);
-        if (named && registry.slots[device].backend.load() == nullptr) registry.slots[device].reason = keep(outcome.reason);
+        if (named && registry.slots[device].backend.load() == nullptr)
+            registry.slots[device].reason = keep(outcome.reason);
         return outcome;
     }
     Slot &slot = registry.slots[backend->device_type];
     if (slot.backend.load() == backend) return {INFINI_STATUS_SUCCESS, ""}; // the same file again
     if (slot.backend.load() != nullptr)
-        return refuse(INFINI_STATUS_BAD_PARAM, std::string("the slot of ") + device_name(backend->device_type) + " is taken by " + slot.path);
+        return refuse(INFINI_STATUS_BAD_PARAM,
+                      std::string("the slot of ") + device_name(backend->device_type) + " is taken by " + slot.path);
     char why[512] = "";
     const infiniStatus_t status = backend->probe(why, sizeof why);
     why[sizeof why - 1] = '\0';

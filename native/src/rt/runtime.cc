@@ -31,15 +31,18 @@ infiniStatus_t null_argument(const char *function, const char *argument) {
 
 /** Is (device, id) a device of this machine? */
 infiniStatus_t check_device(const char *function, infiniDevice_t device, int id) {
-    if (!device_known(device)) return fail(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, "%s: %d is not a device type", function, device);
+    if (!device_known(device))
+        return fail(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, "%s: %d is not a device type", function, device);
     if (find_backend(device) == nullptr) return fail_no_backend(function, device);
     const int count = device_count(device);
     if (id < 0 || id >= count)
-        return fail(INFINI_STATUS_DEVICE_NOT_FOUND, "%s: there is no %s:%d, this machine has %d of them", function, device_name(device), id, count);
+        return fail(INFINI_STATUS_DEVICE_NOT_FOUND, "%s: there is no %s:%d, this machine has %d of them", function,
+                    device_name(device), id, count);
     return INFINI_STATUS_SUCCESS;
 }
 
-infiniStatus_t check_copy(const char *function, const void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind) {
+infiniStatus_t check_copy(const char *function, const void *dst, const void *src, size_t size,
+                          infinirtMemcpyKind_t kind) {
     if (kind < INFINIRT_MEMCPY_H2H || kind > INFINIRT_MEMCPY_D2D)
         return fail(INFINI_STATUS_BAD_PARAM, "%s: %d is not a kind of copy", function, kind);
     if (size == 0) return INFINI_STATUS_SUCCESS;
@@ -67,7 +70,8 @@ INFINI_EXPORT(infinirtGetAllDeviceCount, (int *counts), {
 
 INFINI_EXPORT(infinirtGetDeviceCount, (infiniDevice_t device, int *count), {
     NOT_NULL(count);
-    if (!device_known(device)) return fail(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, "%s: %d is not a device type", fn, device);
+    if (!device_known(device))
+        return fail(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, "%s: %d is not a device type", fn, device);
     *count = device_count(device);
     return INFINI_STATUS_SUCCESS;
 })
@@ -95,11 +99,12 @@ INFINI_EXPORT(infinirtGetMemInfo, (infiniDevice_t device, int device_id, size_t 
     return find_backend(device)->runtime->mem_info(device_id, free_bytes, total_bytes);
 })
 
-INFINI_EXPORT(infinirtGetDeviceResourceSnapshot, (infiniDevice_t device, int device_id, infinirtDeviceResourceSnapshot_t *snapshot), {
-    NOT_NULL(snapshot);
-    if (const infiniStatus_t status = check_device(fn, device, device_id)) return status;
-    return fail(INFINI_STATUS_NOT_IMPLEMENTED, "%s: no backend offers it", fn);
-})
+INFINI_EXPORT(infinirtGetDeviceResourceSnapshot,
+              (infiniDevice_t device, int device_id, infinirtDeviceResourceSnapshot_t *snapshot), {
+                  NOT_NULL(snapshot);
+                  if (const infiniStatus_t status = check_device(fn, device, device_id)) return status;
+                  return fail(INFINI_STATUS_NOT_IMPLEMENTED, "%s: no backend offers it", fn);
+              })
 
 INFINI_EXPORT(infinirtDeviceSynchronize, (void), { return call(fn, &T::device_synchronize); })
 
@@ -111,7 +116,8 @@ INFINI_EXPORT(infinirtStreamDestroy, (infinirtStream_t stream), {
     if (stream == nullptr) return INFINI_STATUS_SUCCESS;
     return call(fn, &T::stream_destroy, stream);
 })
-INFINI_EXPORT(infinirtStreamSynchronize, (infinirtStream_t stream), { return call(fn, &T::stream_synchronize, stream); })
+INFINI_EXPORT(infinirtStreamSynchronize, (infinirtStream_t stream),
+              { return call(fn, &T::stream_synchronize, stream); })
 INFINI_EXPORT(infinirtStreamWaitEvent, (infinirtStream_t stream, infinirtEvent_t event), {
     NOT_NULL(event);
     return call(fn, &T::stream_wait_event, stream, event);
@@ -188,11 +194,12 @@ INFINI_EXPORT(infinirtMemcpy, (void *dst, const void *src, size_t size, infinirt
     if (status != INFINI_STATUS_SUCCESS || size == 0) return status;
     return call(fn, &T::memcpy_sync, dst, src, size, kind);
 })
-INFINI_EXPORT(infinirtMemcpyAsync, (void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind, infinirtStream_t stream), {
-    const infiniStatus_t status = check_copy(fn, dst, src, size, kind);
-    if (status != INFINI_STATUS_SUCCESS || size == 0) return status;
-    return call(fn, &T::memcpy_async, dst, src, size, kind, stream);
-})
+INFINI_EXPORT(infinirtMemcpyAsync,
+              (void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind, infinirtStream_t stream), {
+                  const infiniStatus_t status = check_copy(fn, dst, src, size, kind);
+                  if (status != INFINI_STATUS_SUCCESS || size == 0) return status;
+                  return call(fn, &T::memcpy_async, dst, src, size, kind, stream);
+              })
 INFINI_EXPORT(infinirtMemset, (void *ptr, int value, size_t size), {
     if (size == 0) return INFINI_STATUS_SUCCESS;
     NOT_NULL(ptr);
@@ -217,12 +224,15 @@ INFINI_EXPORT(infinirtGraphDestroy, (infinirtGraph_t graph), {
     if (graph == nullptr) return INFINI_STATUS_SUCCESS;
     return call(fn, &T::graph_destroy, graph);
 })
-INFINI_EXPORT(infinirtGraphInstantiate, (infinirtGraphExec_t * exec, infinirtGraph_t graph, infinirtGraphNode_t *node, char *log, size_t log_size), {
-    NOT_NULL(exec);
-    NOT_NULL(graph);
-    if (log_size > 0) NOT_NULL(log);
-    return call(fn, &T::graph_instantiate, exec, graph, node, log, log_size);
-})
+INFINI_EXPORT(infinirtGraphInstantiate,
+              (infinirtGraphExec_t * exec, infinirtGraph_t graph, infinirtGraphNode_t *node, char *log,
+               size_t log_size),
+              {
+                  NOT_NULL(exec);
+                  NOT_NULL(graph);
+                  if (log_size > 0) NOT_NULL(log);
+                  return call(fn, &T::graph_instantiate, exec, graph, node, log, log_size);
+              })
 INFINI_EXPORT(infinirtGraphExecDestroy, (infinirtGraphExec_t exec), {
     if (exec == nullptr) return INFINI_STATUS_SUCCESS;
     return call(fn, &T::graph_exec_destroy, exec);
@@ -231,6 +241,8 @@ INFINI_EXPORT(infinirtGraphLaunch, (infinirtGraphExec_t exec, infinirtStream_t s
     NOT_NULL(exec);
     return call(fn, &T::graph_launch, exec, stream);
 })
-infiniStatus_t infinirtGraphLuanch(infinirtGraphExec_t exec, infinirtStream_t stream) { return infinirtGraphLaunch(exec, stream); }
+infiniStatus_t infinirtGraphLuanch(infinirtGraphExec_t exec, infinirtStream_t stream) {
+    return infinirtGraphLaunch(exec, stream);
+}
 
 } // extern "C"
