@@ -14,13 +14,18 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .dtypes import DType
-from .errors import DTypeError, OperandError, ShapeError, StrideError
+from .errors import DTypeError, OperandError, ShapeError, StrideError, shown
 
 Shape: TypeAlias = tuple[int, ...]
 #: element type, shape, strides in bytes. Equal layouts compare equal, whatever kind of array they describe.
 Layout: TypeAlias = tuple[DType, Shape, tuple[int, ...]]
 
 MAX_BYTES = 2**63 - 1
+#: Of an operand, in C.
+MAX_RANK = 16
+#: The name of an output that the caller did not give. Its dtype, shape and device come from the inputs, so
+#: messages speak of those instead.
+RESULT = "result"
 _MAX_OVERLAP_WORK = 1_000_000
 
 
@@ -92,9 +97,29 @@ def as_shape(op: str, shape: int | Iterable[int]) -> Shape:
         sizes = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
     except TypeError:
         raise OperandError(f"{op}: shape is {shape!r}, needs ints") from None
+    for size in sizes:
+        if abs(size) > MAX_BYTES:
+            raise ShapeError(f"{op}: shape has a size of {shown(size)}, needs less than 2**63")
     if any(size < 0 for size in sizes):
         raise ShapeError(f"{op}: shape is {sizes}, sizes must not be negative")
     return sizes
+
+
+def need_steps(op: str, shape: Shape, itemsize: int) -> None:
+    """Refuse a shape that no memory is needed for, but whose row-major strides have no number in C."""
+    if prod(size for size in shape if size) * itemsize > MAX_BYTES:
+        raise ShapeError(
+            f"{op}: shape is {shape}, of which the sizes other than 0 make more than 2**63 - 1 bytes"
+        )
+
+
+def need_rank(
+    op: str, names: Sequence[str], layouts: Sequence[Layout], least: int = 0, most: int = MAX_RANK
+) -> None:
+    """Refuse operands of too few or too many dimensions."""
+    for name, (_, shape, _) in zip(names, layouts):
+        if not least <= len(shape) <= most:
+            raise ShapeError(f"{op}: {name} has {len(shape)} dimensions, needs {least} to {most}: {shape}")
 
 
 def broadcast(op: str, names: Sequence[str], shapes: Sequence[Shape]) -> Shape:
@@ -129,8 +154,8 @@ def broadcast_to(layout: Layout, shape: Shape) -> Layout:
 
 
 def listed(names: Sequence[str], values: Sequence[Any]) -> str:
-    """``a is (2, 3), b is (4, 5)``."""
-    return ", ".join(f"{name} is {value}" for name, value in zip(names, values))
+    """``a is (2, 3), b is (4, 5)``, of what the caller gave."""
+    return ", ".join(f"{name} is {value}" for name, value in zip(names, values) if name != RESULT)
 
 
 def need_one_dtype(op: str, names: Sequence[str], layouts: Sequence[Layout]) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import os
+import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,8 @@ def _system_folder() -> Path:
     entries = os.environ.get("LD_LIBRARY_PATH", "")
     if entries and not all(os.path.isabs(entry) for entry in entries.split(":")):
         raise _Rejected("not tried: LD_LIBRARY_PATH has an entry that is not absolute")
+    for entry in filter(None, entries.split(":")):
+        _need_whole(Path(entry))
     try:
         ctypes.CDLL(_LIBRARY)
     except OSError as error:
@@ -132,14 +135,56 @@ def _load_binding(folder: Path) -> Any:
     return module.ffi
 
 
+def _is_whole(path: Path) -> bool:
+    """Does the file hold every segment that its ELF header promises? What is no ELF file, dlopen judges."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(64)
+        if head[:4] != b"\x7fELF":
+            return True
+        if len(head) < 64:
+            return False
+        order = "<" if head[5] == 1 else ">"
+        # where the header has the table's place and its entries' size and number; where an entry has its
+        # segment's offset and size
+        word, place, entries, fields = ("Q", 32, 54, (8, 32)) if head[4] == 2 else ("I", 28, 42, (4, 16))
+        (start,) = struct.unpack_from(order + word, head, place)
+        each, count = struct.unpack_from(order + "HH", head, entries)
+        if start + each * count > size:
+            return False
+        file.seek(start)
+        table = file.read(each * count)
+    numbers = (
+        [struct.unpack_from(order + word, table, i * each + at)[0] for at in fields] for i in range(count)
+    )
+    return all(sum(segment) <= size for segment in numbers)
+
+
+def _need_whole(folder: Path) -> None:
+    """Refuse libraries that were cut short: opening one ends the process without a word."""
+    for name in (_LIBRARY, _RUNTIME):
+        path = folder / name
+        try:
+            whole = not path.is_file() or _is_whole(path)
+        except OSError as error:
+            raise _Rejected(f"{path.name} cannot be read: {error}") from None
+        if not whole:
+            raise _Rejected(f"{path.name} was cut short: its ELF header promises more than it holds")
+
+
 def _open(folder: Path) -> _Opened:
     path = folder / _LIBRARY
     if not path.is_file():
         raise _Rejected("no such file")
+    _need_whole(folder)
     ffi = _load_binding(folder)
+    # NODELETE: threads of the library may outlive the module that opened it.
+    flags = ffi.RTLD_NOW | ffi.RTLD_LOCAL | getattr(ffi, "RTLD_NODELETE", 0)
     try:
-        # NODELETE: threads of the library may outlive the module that opened it.
-        lib = ffi.dlopen(str(path), ffi.RTLD_NOW | ffi.RTLD_LOCAL | getattr(ffi, "RTLD_NODELETE", 0))
+        if (folder / _RUNTIME).is_file():
+            # The one of the same build, first: the linker would prefer one in LD_LIBRARY_PATH.
+            ffi.dlopen(str(folder / _RUNTIME), flags)
+        lib = ffi.dlopen(str(path), flags)
     except OSError as error:
         raise _Rejected(str(error)) from None
     abi = ffi.new("int *")

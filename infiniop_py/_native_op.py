@@ -6,16 +6,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from . import _native
-from ._layout import Layout, element_strides, overlap, row_major
-from ._native import BYTE_POINTER, NULL, address, cast, check, ffi, lib
+from ._layout import RESULT, Layout, Shape, element_strides, overlap, row_major
+from ._native import BYTE_POINTER, NULL, address, cast, check, ffi, last_message, lib
 from .cache import OpCache
 from .device import CPU, Device, device_scope, get_stream, handle, refuse_pickle, release
 from .dispatcher import OpImpl
-from .errors import ParamError, StrideError
+from .errors import InfiniopError, ParamError, StrideError, from_status
 from .tensor import Tensor
 from .workspace import Workspace, cpu_workspace, stream_workspace
 
@@ -33,26 +34,55 @@ class Problem(NamedTuple):
 
 class NativeOp(NamedTuple):
     """The four functions of one operator in ``infiniop.h``; those without a workspace have no function for
-    its size.
+    its size. ``name`` and ``operand_names`` are the words of the library's messages.
     """
 
+    name: str
+    operand_names: tuple[str, ...]
     create: Any
     workspace_size: Any | None
     run: Any
     destroy: Any
 
 
-def native_op(name: str, *, has_workspace: bool = True) -> NativeOp:
-    """The row of the operator called `name` in C names, such as "Gemm"."""
+def native_op(
+    c_name: str, name: str, operand_names: tuple[str, ...], *, has_workspace: bool = True
+) -> NativeOp:
+    """The row of the operator that is called `c_name` in C names, such as "Gemm", and `name` in messages."""
     return NativeOp(
-        create=getattr(lib, f"infiniopCreate{name}Descriptor"),
-        workspace_size=getattr(lib, f"infiniopGet{name}WorkspaceSize") if has_workspace else None,
-        run=getattr(lib, f"infiniop{name}"),
-        destroy=getattr(lib, f"infiniopDestroy{name}Descriptor"),
+        name=name,
+        operand_names=operand_names,
+        create=getattr(lib, f"infiniopCreate{c_name}Descriptor"),
+        workspace_size=getattr(lib, f"infiniopGet{c_name}WorkspaceSize") if has_workspace else None,
+        run=getattr(lib, f"infiniop{c_name}"),
+        destroy=getattr(lib, f"infiniopDestroy{c_name}Descriptor"),
     )
 
 
-_REARRANGE = native_op("Rearrange", has_workspace=False)
+REARRANGE = native_op("Rearrange", "rearrange", ("y", "x"), has_workspace=False)
+
+#: Where the library's messages have an operand's name: first, or after one of these words.
+_OPERAND = re.compile(r"(?:^|(?<=overlaps )|(?<=output )|(?<=of ))\w+")
+
+
+def _refusal(
+    status: int, op: NativeOp, name: str, names: Sequence[str], shapes: Sequence[Shape] = ()
+) -> InfiniopError:
+    """The exception for a native call that failed: the library's sentence in the caller's words.
+
+    The library calls operands by its own names, and at a run it knows no more than their addresses; the
+    caller may have called them otherwise, and wants to know which they were.
+    """
+    operator, colon, sentence = last_message().partition(": ")
+    if operator != op.name:  # not about the operands
+        return _native.error(status)
+    known = next(given for given in names if given != RESULT)
+    said = [known if given == RESULT else given for given in names]
+    if shapes:
+        said = [f"{given} with shape {shape}" for given, shape in zip(said, shapes)]
+    words = dict(zip(op.operand_names, said))
+    sentence = _OPERAND.sub(lambda match: words.get(match[0], match[0]), sentence)
+    return from_status(status, f"{name}{colon}{sentence}")
 
 
 class Call(Protocol):
@@ -102,18 +132,18 @@ class Descriptor:
         # The first arguments of every run, for the usual case that no workspace is needed.
         self._head = (pointer, NULL, 0) if op.workspace_size is not None else (pointer,)
 
-    def run(
-        self, pointers: list[Any], scalars: tuple[float, ...], stream: Any, scratch: Tensor | None
-    ) -> None:
+    def run(self, call: Call, stream: Any, scratch: Tensor | None) -> None:
         """One native call, or one for each tuple of offsets."""
         arguments = self._head if scratch is None else (self.pointer, scratch._view[2], self.workspace_size)
         if self.offsets is None:
-            status = self._run(*arguments, *pointers, *scalars, stream)
+            status = self._run(*arguments, *call.pointers, *call.scalars, stream)
             if status:
-                raise _native.error(status)
+                raise _run_refusal(status, call)
             return
-        for shifted in self.shifted(pointers):
-            check(self._run(*arguments, *shifted, *scalars, stream))
+        for shifted in self.shifted(call.pointers):
+            status = self._run(*arguments, *shifted, *call.scalars, stream)
+            if status:
+                raise _run_refusal(status, call)
 
     def shifted(self, pointers: list[Any]) -> list[list[Any]]:
         """The operands' pointers for each native call."""
@@ -127,6 +157,10 @@ class Descriptor:
         _release(self.device, self._destroy, self.pointer)
 
 
+def _run_refusal(status: int, call: Call) -> InfiniopError:
+    return _refusal(status, call.native, call.name, call.names, [shape for _, shape, _ in call.layouts])
+
+
 def create(
     op: NativeOp, name: str, names: Sequence[str], device: Device, problem: Problem, params: Sequence[float]
 ) -> Descriptor:
@@ -137,15 +171,19 @@ def create(
             dtype, shape, _ = layout
             strides = element_strides(name, operand, layout)
             out = ffi.new("infiniopTensorDescriptor_t *")
-            check(
-                lib.infiniopCreateTensorDescriptor(
-                    out, len(shape), ffi.new("size_t[]", shape), ffi.new("ptrdiff_t[]", strides), dtype.code
-                )
+            status = lib.infiniopCreateTensorDescriptor(
+                out, len(shape), ffi.new("size_t[]", shape), ffi.new("ptrdiff_t[]", strides), dtype.code
             )
+            if status:
+                reason = last_message().partition(": ")[2]
+                raise from_status(status, f"{name}: {operand} with shape {shape}: {reason}")
             described.append(out[0])
         made = ffi.new("infiniopGemmDescriptor_t *")  # every operator's is a struct InfiniopDescriptor *
         with device_scope(device):
-            check(op.create(handle(device), made, *described, *params))
+            native = handle(device)
+            status = op.create(native, made, *described, *params)
+            if status:
+                raise _refusal(status, op, name, names)
         return Descriptor(op, device, made[0], problem.offsets)
     finally:
         for one in described:
@@ -175,7 +213,7 @@ def _refuse_self_overlap(call: Call) -> None:
         source = (dtype, shape, row_major(shape, dtype.itemsize))
         try:
             create(
-                _REARRANGE,
+                REARRANGE,
                 call.name,
                 (name, "x"),
                 call.device,
@@ -192,20 +230,30 @@ def _refuse_self_overlap(call: Call) -> None:
 
 def refuse_overlap(call: Call) -> None:
     """Refuse a call one of whose outputs shares memory with an input."""
-    outputs = range(call.n_outputs)
-    for i in outputs:
-        for j in range(call.n_outputs, len(call.layouts)):
-            need_no_overlap(call, i, call.names[j], call.layouts[j], call.pointers[j])
+    operands = list(zip(call.names, call.layouts, map(address, call.pointers)))
+    for name, layout, at in operands[: call.n_outputs]:
+        for other, read, read_at in operands[call.n_outputs :]:
+            if overlap(layout, at, read, read_at):
+                raise ParamError(
+                    f"{call.name}: {name} with shape {layout[1]} overlaps {other} with shape {read[1]}; "
+                    "an output must not share memory with it"
+                )
 
 
-def need_no_overlap(call: Call, output: int, name: str, layout: Layout, pointer: Any) -> None:
-    """Refuse an output of a call that shares memory with the operand `name`."""
-    if overlap(call.layouts[output], address(call.pointers[output]), layout, address(pointer)):
-        raise ParamError(
-            f"{call.name}: {call.names[output]} with shape {call.layouts[output][1]} overlaps {name} with "
-            f"shape {layout[1]}; "
-            "an output must not share memory with it"
-        )
+def refuse(call: Call, scratch: Workspace | None) -> None:
+    """Raise now what a run of the call would be refused for, and get the workspace it needs.
+
+    `scratch` is the workspace of the graph that is to hold the call; None: it is to run at once.
+    """
+    if scratch is None:
+        scratch = _workspace(call.device)
+        scratch.reserve(call.plan.workspace_size)
+    NativeGraph(call.device).append(call, scratch)
+
+
+def _workspace(device: Device) -> Workspace:
+    """The workspace of this thread's calls on a device."""
+    return cpu_workspace() if device is CPU else stream_workspace(get_stream(device))
 
 
 def run(call: Call) -> None:
@@ -215,12 +263,11 @@ def run(call: Call) -> None:
     if descriptor.offsets is not None:
         refuse_overlap(call)
     if device is CPU:
-        descriptor.run(call.pointers, call.scalars, NULL, cpu_workspace().reserve(size) if size else None)
+        descriptor.run(call, NULL, cpu_workspace().reserve(size) if size else None)
         return
     with device_scope(device):
-        stream = get_stream(device)
-        scratch = stream_workspace(stream).reserve(size) if size else None
-        descriptor.run(call.pointers, call.scalars, stream.pointer, scratch)
+        scratch = _workspace(device).reserve(size) if size else None
+        descriptor.run(call, get_stream(device).pointer, scratch)
 
 
 NATIVE = OpImpl(plan, run)
@@ -251,18 +298,18 @@ class NativeGraph:
         with device_scope(self.device):
             for pointers in descriptor.shifted(call.pointers):
                 operands = ffi.new("void *[]", [cast(_native.VOID_POINTER, p) for p in pointers])
-                check(
-                    lib.infiniopGraphAppend(
-                        self.pointer,
-                        descriptor.pointer,
-                        memory,
-                        descriptor.workspace_size,
-                        operands,
-                        len(operands),
-                        alpha,
-                        beta,
-                    )
+                status = lib.infiniopGraphAppend(
+                    self.pointer,
+                    descriptor.pointer,
+                    memory,
+                    descriptor.workspace_size,
+                    operands,
+                    len(operands),
+                    alpha,
+                    beta,
                 )
+                if status:
+                    raise _run_refusal(status, call)
         self.length += 1
 
     def run(self) -> None:

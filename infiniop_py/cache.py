@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from ._log import logger
 from .device import Device, DeviceLike, as_device, device_scope
-from .errors import OperandError, ParamError
+from .errors import OperandError, ParamError, shown
 
 __all__ = ["CacheInfo", "LRUCache", "OpCache"]
 
@@ -35,7 +35,7 @@ def _checked_capacity(n: int) -> int:
     if not isinstance(n, int) or isinstance(n, bool):
         raise OperandError(f"capacity is {n!r}, needs an int")
     if n < 0:
-        raise ParamError(f"capacity is {n}, needs at least 0")
+        raise ParamError(f"capacity is {shown(n)}, needs at least 0")
     return n
 
 
@@ -135,8 +135,8 @@ class OpCache:
         """Return the cache of one device."""
         try:
             return self._caches[device]
-        except KeyError:
-            pass
+        except (KeyError, TypeError):
+            pass  # a new device, another name of one, or none
         known: Device = as_device(device)
         return self._caches.setdefault(known, LRUCache(self._capacity, f"{self.name} on {known}"))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ._native import check, ffi, lib
-from .errors import OperandError, ParamError
+from .errors import OperandError, ParamError, shown
 
 __all__ = ["cpu_isa", "get_num_threads", "num_threads", "set_num_threads"]
 
@@ -34,7 +34,8 @@ def _checked(op: str, n: int, least: int) -> int:
     if not isinstance(n, int) or isinstance(n, bool):
         raise OperandError(f"{op}: n is {n!r}, needs an int")
     if not least <= n < 2**31:
-        raise ParamError(f"{op}: n is {n}, needs at least {least}")
+        needed = f"at least {least}" if n < least else f"less than {2**31}"
+        raise ParamError(f"{op}: n is {shown(n)}, needs {needed}")
     return n
 
 

@@ -62,7 +62,7 @@ def as_device_type(spec: DeviceType | int | str) -> DeviceType:
         return _TYPE_NAMES[spec.lower()] if isinstance(spec, str) else DeviceType(spec)
     except (KeyError, ValueError):
         raise errors.DeviceError(
-            f"device type is {spec!r}; known are {', '.join(_TYPE_NAMES)}",
+            f"device type is {errors.shown(spec)}; known are {', '.join(_TYPE_NAMES)}",
             status=errors.Status.DEVICE_TYPE_NOT_SUPPORTED,
         ) from None
 
@@ -103,7 +103,9 @@ class Device:
         if not isinstance(index, int) or isinstance(index, bool):
             raise errors.OperandError(f"device index is {index!r}; needs an int")
         if not 0 <= index < 2**31:
-            raise errors.DeviceError(f"device index is {index}", status=errors.Status.DEVICE_NOT_FOUND)
+            raise errors.DeviceError(
+                f"device index is {errors.shown(index)}", status=errors.Status.DEVICE_NOT_FOUND
+            )
         key = (as_device_type(spec), index)
         known = _DEVICES.get(key)
         if known is not None:
@@ -229,8 +231,8 @@ def release(
 def refuse_pickle(self: object) -> NoReturn:
     """For ``__reduce__`` of objects that mean something in this process only."""
     raise errors.OperandError(
-        f"a {type(self).__name__} cannot be pickled or copied: it belongs to this process; make it anew "
-        "where it is needed"
+        f"{type(self).__name__}: cannot be pickled or copied, because it belongs to this process; make it "
+        "anew where it is needed"
     )
 
 
@@ -259,6 +261,12 @@ def handle(device: Device) -> Any:
     except KeyError:
         made = thread.handles[device] = _Handle(device)
         return made.pointer
+
+
+def _need_kind(op: str, name: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        article = "an" if kind is Event else "a"
+        raise errors.OperandError(f"{op}: {name} is {value!r}, needs {article} {kind.__name__}")
 
 
 class Stream:
@@ -298,6 +306,7 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         """Let work queued from now on wait for the last recording of `event`."""
+        _need_kind("Stream.wait_event", "event", event, Event)
         with device_scope(self.device):
             check(lib.infinirtStreamWaitEvent(self.pointer, event.pointer))
 
@@ -369,6 +378,7 @@ class Event:
     def record(self, stream: Stream | None = None) -> None:
         """Mark this point of a stream, by default the thread's stream of the event's device."""
         stream = get_stream(self.device) if stream is None else stream
+        _need_kind("Event.record", "stream", stream, Stream)
         if stream.device is not self.device:
             raise errors.DeviceError(
                 f"Event.record: the event is on {self.device}, the stream on {stream.device}"
@@ -392,6 +402,7 @@ class Event:
         """Return the milliseconds between this event and a later one. ParamError unless both were
         recorded.
         """
+        _need_kind("Event.elapsed_time", "end", end, Event)
         out = ffi.new("float *")
         with device_scope(self.device):
             check(lib.infinirtEventElapsedTime(out, self.pointer, end.pointer))

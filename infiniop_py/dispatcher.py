@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
-from .device import DeviceType, as_device_type
+from .device import DeviceType, as_device_type, refuse_pickle
 from .errors import DeviceError, OperandError
 
 __all__ = ["OpDispatcher", "OpImpl"]
@@ -75,6 +75,10 @@ class OpDispatcher:
         """Register an implementation for a device type or several; without overriding, only where there is
         none yet.
         """
+        if not isinstance(type, (int, str, Iterable)):
+            raise OperandError(
+                f"{self.name}: device type is {type!r}, needs a DeviceType, a name or several of them"
+            )
         given = [type] if isinstance(type, (int, str)) else list(type)
         types = [as_device_type(one) for one in given]
         row = (impl, _as_impl(impl))
@@ -94,6 +98,8 @@ class OpDispatcher:
     def implementation(self, type: DeviceType) -> OpImpl:
         """Return the three functions for a device type; DeviceError if nothing was registered."""
         return self._row(type)[1]
+
+    __reduce__ = refuse_pickle
 
     def _row(self, type: DeviceType) -> tuple[Implementation, OpImpl]:
         row = self._table[type]

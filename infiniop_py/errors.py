@@ -19,7 +19,8 @@
     └── LibraryError(ImportError)                 INTERNAL_ERROR: the native library cannot be used
 
 Each is also the built-in exception a NumPy user would catch. ``.status`` is the status the C interface uses
-for the same fault. All of them can be pickled.
+for the same fault. All of them can be pickled. LibraryError is the one that comes from importing the package,
+and so an ImportError; all others come from calls.
 """
 
 from __future__ import annotations
@@ -157,6 +158,13 @@ class LibraryError(InfiniopError, ImportError):
     """The native library was not found or cannot be used."""
 
     status = Status.INTERNAL_ERROR
+
+
+def shown(value: object) -> str:
+    """What a message says of a caller's value: its repr, unless it is an int of more digits than help."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an int of {value.bit_length()} bits"
+    return repr(value)
 
 
 _BY_STATUS: dict[int, type[InfiniopError]] = {

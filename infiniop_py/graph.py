@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, ClassVar
 from weakref import finalize
 
-import numpy as np
-
 from ._layout import Layout
 from ._log import logger
-from ._native import address
-from ._native_op import NATIVE, NativeGraph, NativeOp, Problem
+from ._native_op import NATIVE, NativeGraph, NativeOp, Problem, refuse, refuse_overlap
 from .cache import CAPACITY, OpCache
 from .device import Device, refuse_pickle, thread
 from .dispatcher import OpDispatcher, OpImpl
@@ -42,12 +40,15 @@ class _ThreadCache(threading.local):
         self.cache = OpCache(CAPACITY, name)
 
 
-class GraphOperator:
+class GraphOperator(ABC):
     """One planned call of an operator: operands, scalars, and the plan to run it any number of times.
 
     The subclasses are the operators. Their constructors plan a call, and everything that can be wrong with
     it is refused there; :meth:`run` computes it on the current contents of the operands; :meth:`execute`
     does both at once, or records the call if this thread is recording a graph.
+
+    The class that fills in `native` is an operator and gets a dispatcher and a cache; classes above it hold
+    what several share, and classes below it are the same operator in other words.
     """
 
     __slots__ = (
@@ -85,6 +86,8 @@ class GraphOperator:
     _how: str  # where the plan came from; known only while that is logged
 
     def __init_subclass__(cls) -> None:
+        if "native" not in cls.__dict__:
+            return
         cls._dispatcher = OpDispatcher(cls.name)
         cls._dispatcher.register_all(NATIVE, override_existing=False)
         cls._local = _ThreadCache(cls.name)
@@ -105,9 +108,9 @@ class GraphOperator:
         cls(*operands, **scalars).submit()
 
     @classmethod
+    @abstractmethod
     def check(cls, layouts: tuple[Layout, ...], names: Sequence[str]) -> Problem:
         """Refuse operands that do not fit each other; return the problem in the form C takes."""
-        raise AssertionError(f"{cls.name} has no check")  # pragma: no cover
 
     def _plan(
         self,
@@ -221,6 +224,18 @@ class GraphOperator:
             logger.debug("%s %s: %s, %.1f us", self.name, outcome, described, microseconds)
 
 
+def submit_together(*calls: GraphOperator) -> None:
+    """Submit several calls in order: all, or none if one of them would be refused."""
+    graph: Graph | None = thread.recording
+    for call in calls:
+        if call._impl is NATIVE:
+            refuse(call, None if graph is None else graph._scratch(call.device))
+        else:
+            refuse_overlap(call)
+    for call in calls:
+        call.submit()
+
+
 class Graph:
     """A recorded list of operators.
 
@@ -239,6 +254,10 @@ class Graph:
     array([18., 18., 18.], dtype=float32)
 
     One thread at a time runs a graph; a second is refused with GraphError.
+
+    A graph holds the addresses of its operands. An array keeps its own for life, except that
+    ``numpy.ndarray.resize(..., refcheck=False)`` gives it other memory unseen: do not use that on an array
+    which a graph, or a view of which a graph, was recorded with (with its reference check NumPy refuses).
     """
 
     def __init__(self) -> None:
@@ -246,8 +265,6 @@ class Graph:
         self._calls: list[GraphOperator] = []
         self._steps: list[NativeGraph | GraphOperator] = []
         self._workspaces: dict[Device, Workspace] = {}
-        # NumPy arrays can be given other memory by resize(); id -> (array, its address when recorded)
-        self._arrays: dict[int, tuple[np.ndarray[Any, Any], int]] = {}
         self._busy = threading.Lock()
 
     # ---- recording ---------------------------------------------------------------------------------------
@@ -267,7 +284,6 @@ class Graph:
             self._state = "dropped"
             self._steps.clear()
             self._calls.clear()
-            self._arrays.clear()
             self._workspaces.clear()
 
     def __enter__(self) -> Graph:
@@ -280,11 +296,16 @@ class Graph:
         if thread.recording is self:  # else stop_graph_recording() came first
             self._end(drop=kind is not None)
 
+    def _scratch(self, device: Device) -> Workspace:
+        """The graph's own workspace on a device."""
+        found = self._workspaces.get(device)
+        if found is None:
+            found = self._workspaces[device] = Workspace(device)
+        return found
+
     def _append(self, call: GraphOperator) -> None:
         if call._impl is NATIVE:
-            scratch = self._workspaces.get(call.device)
-            if scratch is None:
-                scratch = self._workspaces[call.device] = Workspace(call.device)
+            scratch = self._scratch(call.device)
             last = self._steps[-1] if self._steps else None
             # A call of several runs gets an executor of its own: if one of them is refused, none stays
             # behind.
@@ -297,9 +318,6 @@ class Graph:
         else:
             self._steps.append(call)
         self._calls.append(call)
-        for operand, pointer in zip(call.operands, call.pointers):
-            if isinstance(operand, np.ndarray):
-                self._arrays[id(operand)] = (operand, address(pointer))
         logger.debug("%s recorded", call.name)
 
     # ---- replay ------------------------------------------------------------------------------------------
@@ -317,11 +335,6 @@ class Graph:
                 "Graph.run: another thread is running this graph; its outputs and workspace exist once"
             )
         try:
-            for array, recorded in self._arrays.values():
-                if array.__array_interface__["data"][0] != recorded:
-                    raise GraphError(
-                        f"Graph.run: an array of shape {array.shape} got other memory after the recording"
-                    )
             if _is_quiet():
                 for step in self._steps:
                     step.run()

@@ -8,6 +8,8 @@ which bind themselves here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from math import isfinite
+from numbers import Integral, Real
 from operator import index as as_index
 from types import EllipsisType
 from typing import Any, TypeAlias
@@ -24,6 +26,7 @@ from ._layout import (
     element_strides,
     extent,
     is_row_major,
+    need_steps,
     row_major,
 )
 from ._native import address as address_of
@@ -93,6 +96,7 @@ class _Operators:
     add_: Callable[[Any, Any, Any], Any]
     mul_: Callable[[Any, Any, Any], Any]
     rearrange_: Callable[[Any, Any], Any]
+    copy_: Callable[[Any, Any], Any]
 
 
 operators = _Operators()
@@ -156,12 +160,12 @@ class Tensor:
     @staticmethod
     def empty(shape: int | Iterable[int], dtype: Any = "F32", device: DeviceLike | None = None) -> Tensor:
         """Return a row-major tensor with undefined contents, by default on the thread's current device."""
-        return _allocate("empty", as_shape("empty", shape), as_dtype(dtype), as_device(device))
+        return allocate(as_dtype(dtype), as_shape("empty", shape), as_device(device))
 
     @staticmethod
     def zeros(shape: int | Iterable[int], dtype: Any = "F32", device: DeviceLike | None = None) -> Tensor:
         """Return a row-major tensor filled with zero bits."""
-        out = _allocate("zeros", as_shape("zeros", shape), as_dtype(dtype), as_device(device))
+        out = allocate(as_dtype(dtype), as_shape("zeros", shape), as_device(device), "zeros")
         with device_scope(out.device):
             check(lib.infinirtMemset(out._view[2], 0, out.nbytes))
         return out
@@ -170,7 +174,9 @@ class Tensor:
     def ones(shape: int | Iterable[int], dtype: Any = "F32", device: DeviceLike | None = None) -> Tensor:
         """Return a row-major tensor filled with ones. BF16 needs the extra ``[bf16]``."""
         parsed = as_dtype(dtype)
-        return _upload(np.ones(as_shape("ones", shape), parsed.numpy), parsed, as_device(device))
+        sizes = as_shape("ones", shape)
+        values = _made("ones", lambda: np.ones(count(sizes), parsed.numpy))
+        return _upload("ones", sizes, parsed, as_device(device), values)
 
     @staticmethod
     def arange(
@@ -186,12 +192,16 @@ class Tensor:
         """
         if stop is None:
             start, stop = 0, start
-        if dtype is None:
-            dtype = "F32" if any(isinstance(value, float) for value in (start, stop, step)) else "I64"
+        for name, value in (("start", start), ("stop", stop), ("step", step)):
+            _need_finite("arange", name, value)
         if step == 0:
             raise errors.ParamError("arange: step is 0")
+        if dtype is None:
+            dtype = "I64" if all(isinstance(value, Integral) for value in (start, stop, step)) else "F32"
         parsed = as_dtype(dtype)
-        return _upload(np.arange(start, stop, step).astype(parsed.numpy), parsed, as_device(device))
+        numpy = parsed.numpy
+        values = _made("arange", lambda: np.arange(start, stop, step).astype(numpy))
+        return _upload("arange", values.shape, parsed, as_device(device), values)
 
     @staticmethod
     def randn(
@@ -207,8 +217,14 @@ class Tensor:
         parsed = as_dtype(dtype)
         if not parsed.is_float:
             raise errors.DTypeError(f"randn: dtype is {parsed}, needs F16, BF16, F32 or F64")
-        values = np.random.default_rng(seed).standard_normal(as_shape("randn", shape))
-        return _upload(np.asarray(values).astype(parsed.numpy), parsed, as_device(device))
+        sizes = as_shape("randn", shape)
+        numpy = parsed.numpy
+        try:
+            generator = np.random.default_rng(seed)
+        except (TypeError, ValueError):
+            raise errors.ParamError(f"randn: seed is {seed!r}, needs an int of at least 0, or None") from None
+        values = _made("randn", lambda: generator.standard_normal(count(sizes)).astype(numpy))
+        return _upload("randn", sizes, parsed, as_device(device), values)
 
     @staticmethod
     def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
@@ -249,6 +265,7 @@ class Tensor:
         """
         parsed = as_dtype(dtype)
         sizes = as_shape("from_blob", shape)
+        need_steps("from_blob", sizes, parsed.itemsize)
         steps = (
             row_major(sizes, parsed.itemsize)
             if strides is None
@@ -429,6 +446,7 @@ class Tensor:
         `offset` counts elements from this tensor's element (0, ..., 0), and may be negative.
         """
         sizes = as_shape("as_strided", shape)
+        need_steps("as_strided", sizes, self.itemsize)
         steps = _byte_strides("as_strided", strides, sizes, self.dtype)
         shift = _as_int("as_strided", "offset", offset) * self.itemsize
         low, high = extent((self.dtype, sizes, steps))
@@ -471,7 +489,7 @@ class Tensor:
                 length = len(range(start, stop, step))
                 offset += start * strides[dim] if length else 0
                 sizes.append(length)
-                steps.append(strides[dim] * step)
+                steps.append(strides[dim] * step if length > 1 else strides[dim])
                 dim += 1
             else:
                 offset += self._at(dim, item) * strides[dim]
@@ -520,7 +538,9 @@ class Tensor:
             raise errors.ShapeError(
                 f"{op}: {self.size} elements of shape {self.shape} do not make shape {tuple(sizes)}"
             )
-        return tuple(sizes)
+        out = as_shape(op, sizes)
+        need_steps(op, out, self.itemsize)
+        return out
 
     # ---- copies ------------------------------------------------------------------------------------------
 
@@ -528,7 +548,7 @@ class Tensor:
         """Return this tensor if it is row-major, else a row-major copy."""
         if self.is_contiguous():
             return self
-        out = _allocate("contiguous", self.shape, self.dtype, self.device)
+        out = allocate(self.dtype, self.shape, self.device, "contiguous")
         operators.rearrange_(out, self)
         return out
 
@@ -541,7 +561,7 @@ class Tensor:
             return self
         refuse_while_recording("to")
         source = self.contiguous()
-        out = _allocate("to", self.shape, self.dtype, target)
+        out = allocate(self.dtype, self.shape, target, "to")
         _transfer(out, source)
         return out
 
@@ -570,12 +590,12 @@ class Tensor:
         if self._view == source._view:
             return self
         if source.device is self.device:
-            operators.rearrange_(self, source)
+            operators.copy_(self, source)
         elif self.is_contiguous():
             refuse_while_recording("copy_")
             _transfer(self, source.contiguous())
         else:
-            operators.rearrange_(self, source.to(self.device))
+            operators.copy_(self, source.to(self.device))
         return self
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -682,22 +702,43 @@ def refuse_while_recording(what: str) -> None:
         )
 
 
-def allocate(dtype: DType, shape: Shape, device: Device) -> Tensor:
-    """A row-major tensor with undefined contents, for results of operators."""
-    return _allocate("empty", shape, dtype, device)
-
-
-def _allocate(what: str, shape: Shape, dtype: DType, device: Device) -> Tensor:
+def allocate(dtype: DType, shape: Shape, device: Device, what: str = "empty") -> Tensor:
+    """A row-major tensor with undefined contents, for `what`."""
+    if 0 in shape:
+        need_steps(what, shape, dtype.itemsize)
     storage = _Storage.allocate(what, device, count(shape) * dtype.itemsize)
     return Tensor._make(storage, (dtype, shape, row_major(shape, dtype.itemsize)), storage.address, True)
 
 
-def _upload(array: np.ndarray[Any, Any], dtype: DType, device: Device) -> Tensor:
+def _upload(what: str, shape: Shape, dtype: DType, device: Device, values: np.ndarray[Any, Any]) -> Tensor:
     """A row-major tensor with the values of an array of the same element type."""
-    out = _allocate("upload", array.shape, dtype, device)
-    source = Tensor.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
-    _transfer(out, source)
+    out = allocate(dtype, shape, device, what)
+    _transfer(out, Tensor.from_numpy(values))
     return out
+
+
+def _made(what: str, values: Callable[[], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """An array that NumPy makes, if there is room for it."""
+    try:
+        return values()
+    except (MemoryError, ValueError, OverflowError) as error:  # the others: more bytes than addresses
+        raise errors.OutOfMemoryError(f"{what}: {error}") from None
+
+
+def _need_finite(op: str, name: str, value: object) -> None:
+    """Refuse what is no finite number that NumPy can count with."""
+    if not isinstance(value, Real):
+        raise errors.OperandError(f"{op}: {name} is {value!r} ({type(value).__name__}), needs a real number")
+    if isinstance(value, Integral):
+        if not -(2**63) <= int(value) < 2**63:
+            raise errors.ParamError(f"{op}: {name} is {errors.shown(value)}, needs an int of 64 bits")
+        return
+    try:
+        finite = isfinite(value)
+    except OverflowError:
+        finite = False
+    if not finite:
+        raise errors.ParamError(f"{op}: {name} is {value}, needs a finite number")
 
 
 def _transfer(destination: Tensor, source: Tensor) -> None:
@@ -727,11 +768,16 @@ def _transfer(destination: Tensor, source: Tensor) -> None:
 
 
 def _as_array(tensor: Tensor, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    if not tensor.size:
-        array = np.empty(tensor.shape, dtype)
-        array.flags.writeable = tensor._writable
-        return array
-    raw: np.ndarray[Any, Any] = np.asarray(_HostView(tensor))
+    try:
+        if not tensor.size:
+            array = np.empty(tensor.shape, dtype)
+            array.flags.writeable = tensor._writable
+            return array
+        raw: np.ndarray[Any, Any] = np.asarray(_HostView(tensor))
+    except ValueError:
+        raise errors.ShapeError(
+            f"numpy: shape has {tensor.ndim} dimensions, more than NumPy has: {tensor.shape}"
+        ) from None
     # A dtype of the same size changes nothing but the meaning of the bytes, whatever the strides.
     return raw.view(dtype)
 
@@ -754,6 +800,11 @@ def _byte_strides(op: str, strides: Iterable[int], shape: Shape, dtype: DType) -
     steps = tuple(_as_int(op, "stride", stride) * dtype.itemsize for stride in strides)
     if len(steps) != len(shape):
         raise errors.StrideError(f"{op}: {len(steps)} strides for shape {shape}, needs {len(shape)}")
+    for step in steps:
+        if abs(step) > MAX_BYTES:
+            raise errors.StrideError(
+                f"{op}: strides have one of {errors.shown(step)} bytes, needs less than 2**63"
+            )
     return steps
 
 

@@ -32,7 +32,7 @@ class Workspace:
             return None
         tensors = self._tensors
         if not tensors or tensors[-1].size < nbytes:
-            grown = allocate(DType.U8, (nbytes,), self.device)
+            grown = allocate(DType.U8, (nbytes,), self.device, "workspace")
             if not keep:
                 tensors.clear()
             tensors.append(grown)

@@ -86,6 +86,14 @@ def test_every_operator_has_the_native_one_everywhere(op: type[ip.GraphOperator]
     assert all(op.dispatcher().lookup(kind) is NATIVE for kind in DeviceType)
 
 
+def test_only_operators_have_a_table_and_a_cache() -> None:
+    for between in (ip.GraphOperator, ip.Add.__mro__[1]):
+        assert not hasattr(between, "_dispatcher") and not hasattr(between, "_local")
+    assert ip.Add.dispatcher() is not ip.Mul.dispatcher() and ip.Add.dispatcher().name == "add"
+    with pytest.raises(TypeError, match="abstract"):
+        ip.GraphOperator()  # type: ignore[abstract]
+
+
 # ---- operators with an implementation of the user's ------------------------------------------------------
 
 

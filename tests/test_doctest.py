@@ -1,12 +1,14 @@
-"""The examples in the docstrings run, and every operator has one."""
+"""The examples in the docstrings and in the README run, and every operator has one."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
 import pkgutil
+import re
 import sys
 
+import children
 import pytest
 
 import infiniop_py as ip
@@ -30,3 +32,20 @@ def test_examples(name: str) -> None:
 )
 def test_every_operator_has_an_example(name: str) -> None:
     assert ">>>" in (getattr(ip, name).__doc__ or "")
+
+
+README = (children.ROOT / "README.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"^```python\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+#: What a reader brings along to a snippet.
+BROUGHT = "def my_add(c, a, b): c.copy_(a)\n"
+
+
+def test_the_readme_has_snippets() -> None:
+    assert len(SNIPPETS) >= 3
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
+def test_readme(snippet: str) -> None:
+    """Each alone, in a process of its own; what it prints is what the comment beside it says."""
+    wanted = re.findall(r"^print\(.*\) +# (.*)$", snippet, flags=re.MULTILINE)
+    assert children.run((BROUGHT if "my_add" in snippet else "") + snippet).splitlines() == wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import re
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import infiniop_py as ip
-from infiniop_py import errors
+from infiniop_py import errors, workspace
 
 BUILTIN = {
     "ParamError": ValueError,
@@ -135,7 +136,7 @@ ROWS = [
         "mixed",
         lambda: ip.add(f4(3), np.ones(3)),
         ip.DTypeError,
-        "add: dtypes differ: out is F32, a is F32, b is F64",
+        "add: dtypes differ: a is F32, b is F64",
     ),
     Row(
         "mixed-c",
@@ -160,9 +161,25 @@ ROWS = [
     Row("record", lambda: ip.rearrange(np.zeros(3, "i4,i4")), ip.DTypeError, "rearrange: dtype of x is"),
     Row("string", lambda: ip.rearrange(np.array(["ab"])), ip.DTypeError, "rearrange: dtype of x is <U2"),
     Row("longdouble", lambda: ip.mul(np.ones(1, "g"), np.ones(1, "g")), ip.DTypeError, "mul: dtype of a is"),
-    Row("bool-add", lambda: ip.add(np.ones(3, "?"), np.ones(3, "?")), ip.DTypeError, "add: "),
-    Row("int-gemm", lambda: ip.gemm(np.ones((2, 2), "i4"), np.ones((2, 2), "i4")), ip.DTypeError, "gemm: "),
-    Row("int-norm", lambda: ip.add_rms_norm(*[np.ones(3, "i4")] * 3), ip.DTypeError, "add_rms_norm: "),
+    Row("bool-add", lambda: ip.add(np.ones(3, "?"), np.ones(3, "?")), ip.DTypeError, "add: a has dtype BOOL"),
+    Row(
+        "bool-out",
+        lambda: ip.add(np.ones(3, "?"), np.ones(3, "?"), out=np.ones(3, "?")),
+        ip.DTypeError,
+        "add: out has dtype BOOL",
+    ),
+    Row(
+        "int-gemm",
+        lambda: ip.gemm(np.ones((2, 2), "i4"), np.ones((2, 2), "i4")),
+        ip.DTypeError,
+        "gemm: a has dtype I32, needed F16, BF16, F32 or F64",
+    ),
+    Row(
+        "int-norm",
+        lambda: ip.add_rms_norm(*[np.ones(3, "i4")] * 3),
+        ip.DTypeError,
+        "add_rms_norm: a has dtype I32",
+    ),
     Row(
         "weight-wide",
         lambda: ip.add_rms_norm(X, X, np.ones(3)),
@@ -237,18 +254,35 @@ ROWS = [
         "norm-scalar",
         lambda: ip.add_rms_norm(f4(), f4(), f4()),
         ip.ShapeError,
-        "add_rms_norm: shapes do not fit",
+        "add_rms_norm: a has 0 dimensions, needs 1 to 8: ()",
     ),
     Row(
         "norm-rank",
         lambda: ip.add_rms_norm(f4(*[1] * 9), f4(*[1] * 9), f4(1)),
         ip.ShapeError,
-        "add_rms_norm: ",
+        "add_rms_norm: a has 9 dimensions, needs 1 to 8",
     ),
     Row(
         "rearrange", lambda: ip.rearrange_(f4(3, 2), X), ip.ShapeError, "rearrange: y is (3, 2), x is (2, 3)"
     ),
-    Row("rank-17", lambda: ip.rearrange(f4(*[1] * 17)), ip.ShapeError, "17"),
+    Row(
+        "rank-17",
+        lambda: ip.rearrange(f4(*[1] * 17)),
+        ip.ShapeError,
+        f"rearrange: x has 17 dimensions, needs 0 to 16: {(1,) * 17}",
+    ),
+    Row(
+        "rank-17-of-b",
+        lambda: ip.mul(f4(2), f4(*[1] * 17)),
+        ip.ShapeError,
+        f"mul: b has 17 dimensions, needs 0 to 16: {(1,) * 17}",
+    ),
+    Row(
+        "rank-17-copied",
+        lambda: ip.zeros((1,) * 17).copy_(ip.ones((1,) * 17)),
+        ip.ShapeError,
+        "copy_: source has 17 dimensions",
+    ),
     # strides and alignment
     Row(
         "odd-strides",
@@ -256,14 +290,37 @@ ROWS = [
         ip.StrideError,
         "has strides of (6,) bytes, which are",
     ),
-    Row("self-overlap", lambda: ip.add(X, X, out=spread(f4(8))), ip.StrideError, "overlap each other"),
+    Row(
+        "self-overlap",
+        lambda: ip.add(X, X, out=spread(f4(8))),
+        ip.StrideError,
+        "add: elements of output out overlap each other",
+    ),
+    Row(
+        "self-overlap-copy_",
+        lambda: ip.ones(8).as_strided((2, 3), (0, 1)).copy_(X),
+        ip.StrideError,
+        "copy_: elements of output destination overlap each other",
+    ),
     Row(
         "norm-stride",
         lambda: ip.add_rms_norm(f4(2, 6)[:, ::2], f4(2, 3), f4(3)),
         ip.StrideError,
         "add_rms_norm: ",
     ),
-    Row("unaligned", lambda: ip.add(unaligned(), f4(4)), ip.ParamError, "not aligned"),
+    Row(
+        "norm-stride-out",
+        lambda: ip.add_rms_norm(f4(2, 3), f4(2, 3), f4(3), out=f4(2, 6)[:, ::2]),
+        ip.StrideError,
+        "add_rms_norm: the last stride of out is 2, needed 1",
+    ),
+    Row("unaligned", lambda: ip.add(unaligned(), f4(4)), ip.ParamError, "add: a with shape (4,) at 0x"),
+    Row(
+        "unaligned-out",
+        lambda: ip.add(f4(4), f4(4), out=unaligned()),
+        ip.ParamError,
+        "add: out with shape (4,) at 0x",
+    ),
     # outputs
     Row(
         "readonly-out",
@@ -289,7 +346,36 @@ ROWS = [
         ip.ParamError,
         "residual_out",
     ),
-    Row("overlap-add", lambda: ip.add(BASE[1:], BASE[1:], out=BASE[:-1]), ip.ParamError, "add: c overlaps a"),
+    Row(
+        "overlap-add",
+        lambda: ip.add(BASE[1:], BASE[1:], out=BASE[:-1]),
+        ip.ParamError,
+        "add: out with shape (7,) overlaps a with shape (7,)",
+    ),
+    Row(
+        "overlap-add_",
+        lambda: ip.add_(BASE[:-1], f4(7), BASE[1:]),
+        ip.ParamError,
+        "add: c with shape (7,) overlaps b with shape (7,)",
+    ),
+    Row(
+        "overlap-rearrange-out",
+        lambda: ip.rearrange(BASE[:4], out=BASE[1:5]),
+        ip.ParamError,
+        "rearrange: out with shape (4,) overlaps x with shape (4,)",
+    ),
+    Row(
+        "overlap-copy_",
+        lambda: ip.from_numpy(BASE[:4]).copy_(BASE[1:5]),
+        ip.ParamError,
+        "copy_: destination with shape (4,) overlaps source with shape (4,)",
+    ),
+    Row(
+        "overlap-norm",
+        lambda: ip.add_rms_norm(BASE[:6], BASE[:6], f4(6), residual_out=BASE[1:7]),
+        ip.ParamError,
+        "add_rms_norm: residual_out with shape (6,) overlaps a with shape (6,)",
+    ),
     Row(
         "overlap-gemm",
         lambda: ip.gemm_(BASE[:4].reshape(2, 2), BASE[2:6].reshape(2, 2), f4(2, 2)),
@@ -334,6 +420,115 @@ ROWS = [
         ip.ParamError,
         "Device: index is 1, but cpu:0 already has one",
     ),
+    # numbers no machine has room for
+    Row(
+        "alpha-huge",
+        lambda: ip.gemm(X, Y, 10**400),
+        ip.ParamError,
+        "gemm: alpha is an int of 1329 bits, needs",
+    ),
+    Row("size-huge", lambda: ip.empty((0, 2**70)), ip.ShapeError, "empty: shape has a size of"),
+    Row("sizes-beside-0", lambda: ip.empty((0, 2**40, 2**40)), ip.ShapeError, "empty: shape is (0, 10995"),
+    Row(
+        "reshaped-beside-0", lambda: ip.empty((0, 3)).reshape(0, 2**70), ip.ShapeError, "reshape: shape has a"
+    ),
+    Row("ones-huge", lambda: ip.ones(2**50), ip.OutOfMemoryError, "ones: "),
+    Row("randn-huge", lambda: ip.randn(2**50), ip.OutOfMemoryError, "randn: "),
+    Row("arange-huge", lambda: ip.arange(2**50), ip.OutOfMemoryError, "arange: "),
+    Row("arange-huger", lambda: ip.arange(1e300), ip.OutOfMemoryError, "arange: "),
+    Row("arange-too-large-an-int", lambda: ip.arange(2**70, 2**70 + 3), ip.ParamError, "arange: start is"),
+    Row(
+        "result-huge",
+        lambda: ip.gemm(np.empty((2**25, 0), "f4"), np.empty((0, 2**25), "f4")),
+        ip.OutOfMemoryError,
+        "gemm: ",
+    ),
+    Row(
+        "result-huger",
+        lambda: ip.gemm(np.empty((2**40, 0), "f4"), np.empty((0, 2**40), "f4")),
+        ip.OutOfMemoryError,
+        "gemm: ",
+    ),
+    Row(
+        "arange-str",
+        lambda: ip.arange("a"),
+        ip.OperandError,
+        "arange: stop is 'a' (str), needs a real number",
+    ),
+    Row(
+        "arange-complex", lambda: ip.arange(3j), ip.OperandError, "arange: stop is 3j (complex), needs a real"
+    ),
+    Row("arange-nan", lambda: ip.arange(float("nan")), ip.ParamError, "arange: stop is nan, needs a finite"),
+    Row(
+        "arange-inf", lambda: ip.arange(0, float("inf")), ip.ParamError, "arange: stop is inf, needs a finite"
+    ),
+    Row(
+        "numpy-rank-100",
+        lambda: ip.ones((1,) * 100).numpy(),
+        ip.ShapeError,
+        "numpy: shape has 100 dimensions",
+    ),
+    Row(
+        "blob-huge", lambda: ip.from_blob(4096, (2**61,)), ip.ShapeError, "from_blob: shape is (2305843009213"
+    ),
+    Row(
+        "blob-huge-repeated",
+        lambda: ip.from_blob(4096, (2**61,), strides=(0,)),
+        ip.ShapeError,
+        "from_blob: shape is (2305843009213",
+    ),
+    Row("strided-huge", lambda: ip.ones(1).as_strided((2**62,), (0,)), ip.ShapeError, "as_strided: shape is"),
+    Row(
+        "stride-huge",
+        lambda: ip.ones(1).as_strided((1,), (2**70,)),
+        ip.StrideError,
+        "as_strided: strides have one",
+    ),
+    Row(
+        "randn-seed",
+        lambda: ip.randn(2, seed=-1),
+        ip.ParamError,
+        "randn: seed is -1, needs an int of at least",
+    ),
+    Row(
+        "numpy-rank-100-empty",
+        lambda: ip.empty((0,) * 100).numpy(),
+        ip.ShapeError,
+        "numpy: shape has 100 dim",
+    ),
+    # streams, events and registries
+    Row(
+        "elapsed",
+        lambda: ip.Event().elapsed_time(3),
+        ip.OperandError,
+        "Event.elapsed_time: end is 3, needs an",
+    ),
+    Row(
+        "event-record",
+        lambda: ip.Event().record("x"),
+        ip.OperandError,
+        "Event.record: stream is 'x', needs a Stream",
+    ),
+    Row(
+        "wait",
+        lambda: ip.Stream().wait_event(None),
+        ip.OperandError,
+        "Stream.wait_event: event is None, needs",
+    ),
+    Row("get-cache", lambda: ip.Add.cache().get_cache([1]), ip.OperandError, "device is [1] (list)"),
+    Row(
+        "register-none",
+        lambda: ip.OpDispatcher("op").register_device(None, f4),
+        ip.OperandError,
+        "op: device type is None, needs a DeviceType, a name or several",
+    ),
+    Row(
+        "pickle-dispatcher",
+        lambda: pickle.dumps(ip.Add.dispatcher()),
+        ip.OperandError,
+        "OpDispatcher: cannot be pickled",
+    ),
+    Row("capacity-huge", lambda: ip.LRUCache(-(10**5000)), ip.ParamError, "capacity is an int of 16610 bits"),
     # threads
     Row(
         "threads-0",
@@ -342,6 +537,12 @@ ROWS = [
         "num_threads: n is 0, needs at least 1",
     ),
     Row("threads-negative", lambda: ip.set_num_threads(-1), ip.ParamError, "set_num_threads: n is -1"),
+    Row(
+        "threads-2**31",
+        lambda: ip.set_num_threads(2**31),
+        ip.ParamError,
+        "n is 2147483648, needs less than 2",
+    ),
     Row("threads-kind", lambda: ip.set_num_threads(2.0), ip.OperandError, "set_num_threads: n is 2.0"),
 ]
 
@@ -356,6 +557,60 @@ def test_refused(row: Row) -> None:
     assert caught.value.status == row.error.status or row.error is ip.DeviceError
     for array, before in zip((X, Y, BASE), kept):
         np.testing.assert_array_equal(array, before)
+
+
+def misaligned(*shape: int) -> np.ndarray[Any, Any]:
+    """F32 elements one byte beside where they belong."""
+    return np.zeros(4 * int(np.prod(shape)) + 1, "u1")[1:].view("f4").reshape(shape)
+
+
+@pytest.mark.parametrize("which", ["a", "b", "c", "out"])
+@pytest.mark.parametrize("recording", [False, True], ids=["eager", "recording"])
+def test_an_addend_is_not_copied_before_all_is_checked(which: str, recording: bool) -> None:
+    """gemm with both c and out is two native calls, of which both or none take place."""
+    operands = {name: f4(2, 2) for name in ("a", "b", "c", "out")} | {which: misaligned(2, 2)}
+    a, b, c, out = operands.values()
+    c[...] = 7
+    before = out.copy()
+
+    def call() -> None:
+        with pytest.raises(
+            ip.ParamError, match=rf"gemm: {which} with shape \(2, 2\) at 0x\w+ is not aligned"
+        ):
+            ip.gemm(a, b, 1.0, 1.0, c=c, out=out)
+
+    if recording:
+        with ip.Graph() as graph:
+            call()
+        assert len(graph) == 0
+        graph.run()
+    else:
+        call()
+    np.testing.assert_array_equal(out, before)
+
+
+@pytest.mark.parametrize("recording", [False, True], ids=["eager", "recording"])
+def test_an_addend_is_not_copied_without_a_workspace(
+    monkeypatch: pytest.MonkeyPatch, recording: bool
+) -> None:
+    def reserve(self: object, nbytes: int, *, keep: bool = False) -> None:
+        if nbytes:
+            raise ip.OutOfMemoryError("no workspace")
+
+    monkeypatch.setattr(workspace.Workspace, "reserve", reserve)
+    # many shapes, because it is the kernel's affair which products need a workspace
+    sizes = [(64, 64, 64), (3, 300, 5), (200, 200, 200), (1, 512, 512)]
+    refused = 0
+    with ip.Graph() if recording else contextlib.nullcontext() as graph:
+        for m, k, n in sizes:
+            out = np.zeros((m, n), "f2")
+            try:
+                ip.gemm(np.ones((m, k), "f2"), np.ones((k, n), "f2").T.copy().T, 1, 1, c=out + 7, out=out)
+            except ip.OutOfMemoryError:
+                refused += 1
+                assert not out.any()
+    assert refused
+    assert graph is None or len(graph) == 2 * (len(sizes) - refused)
 
 
 def test_row_names_are_unique() -> None:

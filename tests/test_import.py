@@ -139,6 +139,25 @@ def test_not_a_library(tmp_path: Path) -> None:
     assert "invalid ELF header" in _error(INFINIOP_LIBRARY=str(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["library_path", "runtime_path"])
+@pytest.mark.parametrize("place", ["variable", "search path"])
+def test_library_cut_short(tmp_path: Path, name: str, place: str) -> None:
+    """What a full disk leaves behind. Opening it would end the process without a word."""
+    whole: Path = getattr(_native, name)
+    cut = _copy(tmp_path) / whole.name
+    cut.write_bytes(whole.read_bytes()[:5000] + bytes(60_000))
+    if place == "variable":
+        message = _error(INFINIOP_LIBRARY=str(tmp_path))
+    else:
+        # The import takes the libraries of one folder, whatever the linker would have found for the second.
+        code = (
+            "import infiniop_py._native as n\n"
+            "try:\n    n._system_folder()\nexcept n._Rejected as e:\n    print(e)"
+        )
+        message = children.run(code, LD_LIBRARY_PATH=str(tmp_path))
+    assert f"{whole.name} was cut short" in message
+
+
 def test_binding_missing(tmp_path: Path) -> None:
     (_copy(tmp_path) / "_infiniop_cffi.py").unlink()
     assert "_infiniop_cffi.py, the binding of this build, is missing" in _error(

@@ -27,7 +27,7 @@ def test_a_call_is_one_line_in_and_one_line_out(caplog: pytest.LogCaptureFixture
         first = messages(caplog)
         ip.gemm(a, b, 0.5)
         second = messages(caplog)
-    call = r"out F32\[2, 4\], a F32\[2, 3\], b F32\[3, 4\], 0\.5, 0 on CPU:0"
+    call = r"result F32\[2, 4\], a F32\[2, 3\], b F32\[3, 4\], 0\.5, 0 on CPU:0"
     assert len(first) == len(second) == 2
     assert re.fullmatch(rf"gemm enter: {call}, cache miss", first[0])
     assert re.fullmatch(rf"gemm enter: {call}, cache hit", second[0])
@@ -87,7 +87,7 @@ def test_lines_reach_standard_error_when_nobody_else_takes_them() -> None:
     done = children.attempt(CALL, INFINIOP_LOG="debug")
     assert done.returncode == 0 and done.stdout == ""
     lines = done.stderr.splitlines()
-    assert len(lines) == 2 and lines[0].startswith("infiniop_py DEBUG: add enter: out F64[3]")
+    assert len(lines) == 2 and lines[0].startswith("infiniop_py DEBUG: add enter: result F64[3]")
 
 
 def test_lines_are_not_doubled_when_the_program_takes_them() -> None:

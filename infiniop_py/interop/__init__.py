@@ -27,7 +27,7 @@ class Adapter(NamedTuple):
 
     view: Callable[[Any], View]
     writable: Callable[[Any], bool]
-    allocate: Callable[[DType, Shape, Device], Any]
+    allocate: Callable[[DType, Shape, Device, str], Any]
     rank: int  # a call with several kinds of inputs answers in the kind of the highest rank
 
 
@@ -88,14 +88,14 @@ def common_device(op: str, names: Sequence[str], operand_views: Sequence[View]) 
     return device
 
 
-def allocate(inputs: Sequence[Any], dtype: DType, shape: Shape, device: Device) -> Any:
-    """An array for a result, of the kind of the inputs (a Tensor if any of them is one)."""
+def allocate(op: str, inputs: Sequence[Any], dtype: DType, shape: Shape, device: Device) -> Any:
+    """An array for a result of `op`, of the kind of the inputs (a Tensor if any of them is one)."""
     adapter = _ADAPTERS[type(inputs[0])]
     for operand in inputs:
         other = _ADAPTERS[type(operand)]
         if other.rank > adapter.rank:
             adapter = other
-    return adapter.allocate(dtype, shape, device)
+    return adapter.allocate(dtype, shape, device, op)
 
 
 def as_tensor(operand: Any) -> Tensor:

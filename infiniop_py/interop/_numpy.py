@@ -10,6 +10,7 @@ from .._layout import Shape
 from .._native import VOID_POINTER, cast, from_buffer
 from ..device import CPU, Device
 from ..dtypes import BY_NUMPY, DType
+from ..errors import OutOfMemoryError
 from ..tensor import View
 
 
@@ -27,10 +28,13 @@ def writable(array: np.ndarray[Any, Any]) -> bool:
     return array.flags.writeable
 
 
-def allocate(dtype: DType, shape: Shape, device: Device) -> np.ndarray[Any, Any]:
-    """An array for a result."""
+def allocate(dtype: DType, shape: Shape, device: Device, what: str) -> np.ndarray[Any, Any]:
+    """An array for a result of `what`."""
     assert device is CPU
-    return np.empty(shape, dtype.numpy)
+    try:
+        return np.empty(shape, dtype.numpy)
+    except (MemoryError, ValueError) as error:  # ValueError: more bytes than there are addresses
+        raise OutOfMemoryError(f"{what}: cannot allocate {shape} of {dtype}: {error}") from None
 
 
 def is_array_type(kind: type) -> bool:

@@ -7,7 +7,7 @@ from .add import Add, add, add_
 from .add_rms_norm import AddRMSNorm, add_rms_norm, add_rms_norm_
 from .gemm import Gemm, gemm, gemm_
 from .mul import Mul, mul, mul_
-from .rearrange import Rearrange, rearrange, rearrange_
+from .rearrange import Rearrange, copy_, rearrange, rearrange_
 
 __all__ = [
     "Add",
@@ -33,3 +33,4 @@ operators.mul = mul
 operators.mul_ = mul_
 operators.gemm = gemm
 operators.rearrange_ = rearrange_
+operators.copy_ = copy_

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .._layout import Layout, broadcast, broadcast_to, need_one_dtype
+from .._layout import RESULT, Layout, broadcast, broadcast_to, need_one_dtype, need_rank
 from .._native_op import Problem
 from ..errors import ShapeError
 from ..graph import GraphOperator
 from ..interop import allocate, common_device, need_writable, views
 
 _INPUTS = ("a", "b")
-_WITH_OUT = ("out", "a", "b")
+_WITH_OUT = ("out", *_INPUTS)
+_WITHOUT_OUT = (RESULT, *_INPUTS)
 
 
 class Elementwise(GraphOperator):
     """An operator ``c = f(a, b)`` on single elements. A subclass is a row: its name and its native
-    functions.
+    functions. A module of one adds the signatures and the documentation of :meth:`apply` and :meth:`apply_`.
     """
 
     __slots__ = ()
 
-    name = "elementwise"
     operand_names = ("c", "a", "b")
     n_outputs = 1
 
@@ -32,13 +32,13 @@ class Elementwise(GraphOperator):
     @classmethod
     def check(cls, layouts: tuple[Layout, ...], names: Sequence[str]) -> Problem:
         c, a, b = layouts
+        need_rank(cls.name, names[1:], (a, b))
         need_one_dtype(cls.name, names, layouts)
         shape = broadcast(cls.name, names[1:], (a[1], b[1]))
         if c[1] != shape:
             raise ShapeError(
                 f"{cls.name}: {names[0]} is {c[1]}, but {names[1]} {a[1]} and {names[2]} {b[1]} make "
-                f"{shape}; "
-                "outputs are never resized"
+                f"{shape}; outputs are never resized"
             )
         return Problem((c, broadcast_to(a, shape), broadcast_to(b, shape)))
 
@@ -52,9 +52,9 @@ class Elementwise(GraphOperator):
         dtype, shape, _ = view_a[1]
         if view_b[1][1] != shape:
             shape = broadcast(cls.name, _INPUTS, (shape, view_b[1][1]))
-        out = allocate((a, b), dtype, shape, device)
+        out = allocate(cls.name, (a, b), dtype, shape, device)
         view_out = views(cls.name, ("out",), (out,))[0]
-        cls.launch((out, a, b), (view_out, view_a, view_b), names=_WITH_OUT)
+        cls.launch((out, a, b), (view_out, view_a, view_b), names=_WITHOUT_OUT)
         return out
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any
 
-from ..errors import OperandError
+from ..errors import OperandError, ParamError, shown
 
 
 def as_float(op: str, name: str, value: Any) -> float:
@@ -14,4 +14,7 @@ def as_float(op: str, name: str, value: Any) -> float:
         return value
     if not isinstance(value, Real):
         raise OperandError(f"{op}: {name} is {value!r} ({type(value).__name__}), needs a real number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ParamError(f"{op}: {name} is {shown(value)}, needs a number in the range of F64") from None

@@ -14,7 +14,7 @@ class Add(Elementwise):
     __slots__ = ()
 
     name = "add"
-    native = native_op("Add")
+    native = native_op("Add", name, Elementwise.operand_names)
 
 
 def add(a: Any, b: Any, *, out: Any = None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .._layout import Layout, listed, need_one_dtype
+from .._layout import RESULT, Layout, listed, need_one_dtype, need_rank
 from .._native_op import Problem, native_op
 from ..dtypes import DType
 from ..errors import DTypeError, OperandError, ShapeError
@@ -15,6 +15,19 @@ from ._scalars import as_float
 
 _WIDE_WEIGHTS = frozenset((DType.F16, DType.BF16, DType.F32))
 _HALVES = frozenset((DType.F16, DType.BF16))
+
+#: (no out, no residual_out) -> the operands' names in messages
+_NAMES = {
+    (no_out, no_residual): (
+        RESULT if no_out else "out",
+        RESULT if no_residual else "residual_out",
+        "a",
+        "b",
+        "weight",
+    )
+    for no_out in (False, True)
+    for no_residual in (False, True)
+}
 
 
 class AddRMSNorm(GraphOperator):
@@ -28,7 +41,7 @@ class AddRMSNorm(GraphOperator):
     name = "add_rms_norm"
     operand_names = ("y", "residual_out", "a", "b", "weight")
     n_outputs = 2
-    native = native_op("AddRMSNorm")
+    native = native_op("AddRMSNorm", name, operand_names)
 
     def __init__(self, y: Any, residual_out: Any, a: Any, b: Any, weight: Any, epsilon: float = 1e-5) -> None:
         self._take((y, residual_out, a, b, weight), params=(as_float(self.name, "epsilon", epsilon),))
@@ -36,6 +49,7 @@ class AddRMSNorm(GraphOperator):
     @classmethod
     def check(cls, layouts: tuple[Layout, ...], names: Sequence[str]) -> Problem:
         *rows, weight = layouts
+        need_rank(cls.name, names[2:-1], rows[2:], 1, 8)
         need_one_dtype(cls.name, names[:-1], rows)
         dtype, shape, _ = rows[0]
         wanted = _WIDE_WEIGHTS if dtype in _HALVES else frozenset((dtype,))
@@ -44,10 +58,11 @@ class AddRMSNorm(GraphOperator):
                 f"{cls.name}: weight is {weight[0]}, but with {dtype} operands it must be "
                 f"{' or '.join(sorted(one.name for one in wanted))}"
             )
-        if any(row[1] != shape for row in rows) or not shape or weight[1] != shape[-1:]:
+        if any(row[1] != shape for row in rows) or weight[1] != shape[-1:]:
+            *equal, last = (name for name in names[:-1] if name != RESULT)
             raise ShapeError(
                 f"{cls.name}: shapes do not fit: {listed(names, [layout[1] for layout in layouts])}; "
-                f"{', '.join(names[:-2])} and {names[-2]} must be equal, [..., D], and weight (D,)"
+                f"{', '.join(equal)} and {last} must be equal, [..., D], and weight (D,)"
             )
         return Problem(layouts)
 
@@ -72,8 +87,7 @@ def add_rms_norm(
     >>> residual, np.round(y * 12.5**0.5, 12)
     (array([[3., 4.]]), array([[3., 4.]]))
     """
-    names = ("out", "residual_out", "a", "b", "weight")
-    return _apply((out, residual_out), (a, b, weight), epsilon, names)
+    return _apply((out, residual_out), (a, b, weight), epsilon, _NAMES[out is None, residual_out is None])
 
 
 def add_rms_norm_(
@@ -95,7 +109,7 @@ def _apply(
     input_views = views(op, names[2:], inputs)
     device = common_device(op, names[2:], input_views)
     dtype, shape, _ = input_views[0][1]
-    outputs = tuple(allocate(inputs, dtype, shape, device) if one is None else one for one in given)
+    outputs = tuple(allocate(op, inputs, dtype, shape, device) if one is None else one for one in given)
     output_views = views(op, names, outputs)
     for name, one in zip(names, outputs):
         need_writable(op, name, one)

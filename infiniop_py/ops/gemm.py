@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from .._layout import Layout, Shape, broadcast_to, need_one_dtype
-from .._native_op import Problem, native_op, need_no_overlap, refuse_overlap
+from .._layout import RESULT, Layout, Shape, broadcast_to, need_one_dtype
+from .._native_op import Problem, native_op
 from ..errors import ParamError, ShapeError
-from ..graph import GraphOperator
+from ..graph import GraphOperator, submit_together
 from ..interop import allocate, common_device, need_writable, views
 from ._scalars import as_float
 from .rearrange import Rearrange
@@ -25,7 +25,7 @@ class Gemm(GraphOperator):
     name = "gemm"
     operand_names = ("c", "a", "b")
     n_outputs = 1
-    native = native_op("Gemm")
+    native = native_op("Gemm", name, operand_names)
 
     def __init__(self, c: Any, a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0) -> None:
         scalars = (as_float(self.name, "alpha", alpha), as_float(self.name, "beta", beta))
@@ -37,6 +37,15 @@ class Gemm(GraphOperator):
         need_one_dtype(cls.name, names, layouts)
         _need_shape(names[0], c[1], _result_shape(a[1], b[1]))
         return _as_batches(layouts)
+
+
+class Addend(Rearrange):
+    """The copy of the addend to the output that comes before the product."""
+
+    __slots__ = ()
+
+    name = "gemm"
+    operand_names = ("out", "c")
 
 
 def _result_shape(a: Shape, b: Shape) -> Shape:
@@ -149,20 +158,21 @@ def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, *, c: Any = None
     for _, layout_c, _ in addend:
         need_one_dtype("gemm", ("c", "a"), (layout_c, layout_a))
         _need_shape("c", layout_c[1], shape)
+    given = RESULT if out is None else "out"
     if out is None:
-        out = allocate(inputs, layout_a[0], shape, device)
+        out = allocate("gemm", inputs, layout_a[0], shape, device)
         view_out = views("gemm", ("out",), (out,))[0]
     else:
         view_out = views("gemm", ("out",), (out,))[0]
         need_writable("gemm", "out", out)
     call = Gemm.__new__(Gemm)
-    call._plan((out, a, b), (view_out, *input_views[:2]), scalars=scalars, names=("out", "a", "b"))
+    call._plan((out, a, b), (view_out, *input_views[:2]), scalars=scalars, names=(given, "a", "b"))
     if adds and addend[0] != view_out:
-        # The output gets the addend before the product, so all overlaps are refused before that.
-        refuse_overlap(call)
-        need_no_overlap(call, 0, "c", layout_c, addend[0][2])
-        Rearrange.launch((out, c), (view_out, addend[0]))
-    call.submit()
+        copy = Addend.__new__(Addend)
+        copy._plan((out, c), (view_out, addend[0]), names=(given, "c"))
+        submit_together(copy, call)
+    else:
+        call.submit()
     return out
 
 

@@ -14,20 +14,13 @@ class Mul(Elementwise):
     __slots__ = ()
 
     name = "mul"
-    native = native_op("Mul")
+    native = native_op("Mul", name, Elementwise.operand_names)
 
 
 def mul(a: Any, b: Any, *, out: Any = None) -> Any:
     """Return ``a * b``, element by element.
 
-    Shapes broadcast like NumPy's. F16, BF16, F32, F64 and all integers of 8 to 64 bits; both operands have
-    the same dtype, which is the result's. Floating results are correctly rounded, integers wrap around. Any
-    strides.
-
-    The result is a new row-major array of the inputs' kind (a Tensor if one of them is), or `out`, which
-    must have the result's shape and dtype. `out` may be exactly `a` or `b`; any other overlap is a
-    ParamError. ShapeError, DTypeError, StrideError, ParamError or DeviceError come before anything is
-    written.
+    Shapes, dtypes, rounding, strides, `out` and errors are those of :func:`add`.
 
     >>> import numpy as np
     >>> mul(np.full((2, 1), 3, "i4"), np.arange(3, dtype="i4"))

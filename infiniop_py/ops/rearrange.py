@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .._layout import Layout, need_one_dtype
-from .._native_op import Problem, native_op
+from .._layout import RESULT, Layout, need_one_dtype, need_rank
+from .._native_op import REARRANGE, Problem
 from ..errors import ShapeError
 from ..graph import GraphOperator
 from ..interop import allocate, need_writable, views
+from ..tensor import Tensor
 
 
 class Rearrange(GraphOperator):
@@ -20,7 +21,7 @@ class Rearrange(GraphOperator):
     name = "rearrange"
     operand_names = ("y", "x")
     n_outputs = 1
-    native = native_op("Rearrange", has_workspace=False)
+    native = REARRANGE
 
     def __init__(self, y: Any, x: Any) -> None:
         self._take((y, x))
@@ -28,12 +29,22 @@ class Rearrange(GraphOperator):
     @classmethod
     def check(cls, layouts: tuple[Layout, ...], names: Sequence[str]) -> Problem:
         y, x = layouts
+        need_rank(cls.name, names[1:], (x,))
         need_one_dtype(cls.name, names, layouts)
         if y[1] != x[1]:
             raise ShapeError(
                 f"{cls.name}: {names[0]} is {y[1]}, {names[1]} is {x[1]}; the shapes must be equal"
             )
         return Problem(layouts)
+
+
+class Copy(Rearrange):
+    """Rearrange in the words of ``Tensor.copy_``."""
+
+    __slots__ = ()
+
+    name = "copy_"
+    operand_names = ("destination", "source")
 
 
 def rearrange(x: Any, *, out: Any = None) -> Any:
@@ -56,8 +67,8 @@ def rearrange(x: Any, *, out: Any = None) -> Any:
         return _into(out, x, ("out", "x"))
     (view,) = views("rearrange", ("x",), (x,))
     device, (dtype, shape, _), _ = view
-    out = allocate((x,), dtype, shape, device)
-    Rearrange.launch((out, x), (*views("rearrange", ("out",), (out,)), view), names=("out", "x"))
+    out = allocate("rearrange", (x,), dtype, shape, device)
+    Rearrange.launch((out, x), (*views("rearrange", ("out",), (out,)), view), names=(RESULT, "x"))
     return out
 
 
@@ -77,3 +88,8 @@ def _into(y: Any, x: Any, names: Sequence[str]) -> Any:
     need_writable("rearrange", names[0], y)
     Rearrange.launch((y, x), operand_views, names=names)
     return y
+
+
+def copy_(destination: Tensor, source: Tensor) -> None:
+    """What ``Tensor.copy_`` does on one device, once shapes, dtypes and writability are known to fit."""
+    Copy.launch((destination, source), (destination._view, source._view))
