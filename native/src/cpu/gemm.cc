@@ -30,7 +30,8 @@ constexpr int64_t kFewRows = 64;         // up to here a row of B is used for al
 constexpr int64_t kPackK = 4 * kBlockK;  // of B packed at a time then: rows of it are read a page at a time
 constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
 constexpr int64_t kStreamMaxRows = 32;
-constexpr int64_t kStreamCols = 1024;        // columns of sums and partial sums kept in the cache
+constexpr int64_t kStreamCols = 1024; // columns of sums and partial sums kept in the cache
+constexpr int64_t kStreamFloats = 8 * 1024;
 constexpr int64_t kStreamBytes = 256 * 1024; // of B: below, packing it costs nothing that matters
 constexpr double kFlopsPerThread = 1 << 20;  // fewer are done before a second thread is awake
 constexpr int64_t kLine = 64;
@@ -213,7 +214,8 @@ struct FewRows : Gemm {
         bytes_a = acc_bytes(panels_m * mr * k);
         if (stream) {
             const int64_t share = round_up(ceil_div(n, threads), 2 * nr);
-            task_n = std::min(panels_m > 1 ? kStreamCols / 2 : kStreamCols, share);
+            // The longer the runs of B the better; the sums and partial sums of one row of A fit the first-level cache.
+            task_n = std::min(panels_m > 1 ? kStreamCols / 2 : std::max(kStreamCols, kStreamFloats / mr), share);
             ld = round_up(task_n, nr);
             bytes_b = acc_bytes(mr * ld);
         } else {

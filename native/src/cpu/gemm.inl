@@ -132,6 +132,10 @@ INFINI_INLINE void stream_rows(const typename Vec<T>::Scalar *a, const T *b, int
 #pragma GCC unroll 16
         for (int k = 0; k < Depth; ++k) {
             const T *row = b + k * stride_k + j;
+            if constexpr (R <= 4) { // bound by memory: the next rows are on their way while these are multiplied
+                constexpr int64_t kLine = 64 / sizeof(T);
+                for (int64_t at = 0; at < 2 * N; at += kLine) __builtin_prefetch(row + Depth * stride_k + at, 0, 2);
+            }
             const V b0 = whole ? load(row) : load_n(row, n0), b1 = whole    ? load(row + N)
                                                                    : n1 > 0 ? load_n(row + N, n1)
                                                                             : zero(V{});
