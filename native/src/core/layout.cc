@@ -14,13 +14,13 @@ namespace {
 __extension__ typedef __int128 Wide; // sums of two byte extents need one bit more than int64_t has
 
 void write_list(char *text, size_t size, const int64_t *values, int n) {
-    size_t used = 0;
-    const auto put = [&](auto... args) {
-        used += static_cast<size_t>(std::snprintf(text + used, size - used, args...));
-    };
-    put("(");
-    for (int i = 0; i < n; ++i) put(i + 1 < n ? "%" PRId64 ", " : (n == 1 ? "%" PRId64 "," : "%" PRId64), values[i]);
-    put(")");
+    size_t used = 1;
+    text[0] = '(';
+    for (int i = 0; i < n; ++i) {
+        const char *after = i + 1 < n ? ", " : n == 1 ? "," : "";
+        used += static_cast<size_t>(std::snprintf(text + used, size - used, "%" PRId64 "%s", values[i], after));
+    }
+    std::snprintf(text + used, size - used, ")");
 }
 
 } // namespace

@@ -39,7 +39,7 @@ INFINI_INLINE uint64_t apply_one(uint64_t a, uint64_t b) {
  *  is no dependency between iterations. */
 template <class Op, class T, bool BroadcastA, bool BroadcastB>
 INFINI_INLINE void binary_unit(T *c, const T *a, const T *b, int64_t n) {
-#pragma GCC ivdep
+    INFINI_NO_DEPENDENCIES
     for (int64_t i = 0; i < n; ++i) c[i] = apply_one<Op>(a[BroadcastA ? 0 : i], b[BroadcastB ? 0 : i]);
 }
 
