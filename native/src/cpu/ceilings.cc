@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
-#include <vector>
+#include <memory>
 
 #include "cpu/isa.h"
 #include "cpu/thread_pool.h"
@@ -58,7 +59,13 @@ infiniStatus_t measure_cpu_ceiling(const char *function, int what, size_t bytes,
         return fail(INFINI_STATUS_BAD_PARAM, "%s: %d is not a ceiling", function, what);
     if (bytes < 64) return fail(INFINI_STATUS_BAD_PARAM, "%s: bytes is %zu, needed at least 64", function, bytes);
     const bool copy = what == INFINIOP_CEILING_COPY;
-    std::vector<char> from(bytes, 1), to(copy ? bytes : 0, 2);
+    const auto allocate = [](size_t size) {
+        return std::unique_ptr<char, decltype(&std::free)>(static_cast<char *>(std::malloc(size)), &std::free);
+    };
+    const auto from = allocate(bytes), to = allocate(copy ? bytes : 1);
+    if (from == nullptr || to == nullptr)
+        return fail(INFINI_STATUS_INTERNAL_ERROR, "%s: arrays of %zu bytes cannot be had", function, bytes);
+    std::memset(from.get(), 1, bytes); // pages must exist to be read
     const auto line = [&](int64_t part) {
         return bytes / 64 * static_cast<size_t>(part) / static_cast<size_t>(threads) * 64;
     };
@@ -66,9 +73,9 @@ infiniStatus_t measure_cpu_ceiling(const char *function, int what, size_t bytes,
         parallel_for(threads, threads, [&](int64_t t, int) {
             const size_t begin = line(t), count = line(t + 1) - begin;
             if (copy)
-                std::memcpy(to.data() + begin, from.data() + begin, count);
+                std::memcpy(to.get() + begin, from.get() + begin, count);
             else [[maybe_unused]]
-                volatile double sink = kernel.read(from.data() + begin, static_cast<int64_t>(count));
+                volatile double sink = kernel.read(from.get() + begin, static_cast<int64_t>(count));
         });
     });
     return INFINI_STATUS_SUCCESS;
