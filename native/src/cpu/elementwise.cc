@@ -1,7 +1,7 @@
 /* add, mul and their relatives on the CPU. */
 #include "cpu/cpu_plan.h"
 #include "cpu/isa.h"
-#include "cpu/row_loop.h"
+#include "cpu/tiles.h"
 
 namespace infini {
 
@@ -15,8 +15,8 @@ struct BinaryPlan final : CpuPlan {
 
     void run(const InfiniCall &call) const override {
         char *const c = static_cast<char *>(call.operands[kC]);
-        const char *const a = static_cast<const char *>(call.operands[kA]), *const b = static_cast<const char *>(
-                                                                                call.operands[kB]);
+        const char *const a = static_cast<const char *>(call.operands[kA]);
+        const char *const b = static_cast<const char *>(call.operands[kB]);
         const int64_t cache_line = 64 / size;
         loop.parallel_walk(cache_line, [&](const int64_t *at, int64_t first, int64_t n) {
             kernel(c + at[kC] + first * loop.step[kC] * size, loop.step[kC], a + at[kA] + first * loop.step[kA] * size,
@@ -35,10 +35,7 @@ struct BinaryTilePlan final : CpuPlan {
 
     BinaryTilePlan(const InfiniProblem &problem, BinaryRow row, int across_dim)
         : outer(loops_without<3>(problem.operands, 1u << across_dim | 1u << (problem.operands[kC].ndim - 1))),
-          kernel(row), size(kDtypes[problem.operands[kC].dtype].size), transpose(kernels().transpose[size == 1   ? 0
-                                                                                                     : size == 2 ? 1
-                                                                                                     : size == 4 ? 2
-                                                                                                                 : 3]) {
+          kernel(row), size(kDtypes[problem.operands[kC].dtype].size), transpose(kernels().transpose[log2_of(size)]) {
         const int last = problem.operands[kC].ndim - 1;
         rows = problem.operands[kC].shape[across_dim];
         cols = problem.operands[kC].shape[last];

@@ -21,17 +21,17 @@ namespace infini {
 
 namespace {
 
-constexpr int64_t kBlockK = 256;  // two panels of this depth share the first-level cache
-constexpr int64_t kBlockM = 2048; // packed A: 2 MiB of F32
-constexpr int64_t kBlockN = 1024; // packed B: 1 MiB of F32
-constexpr int64_t kTaskRows = 168,
-                  kTaskCols = 256;       // of C in one task: its packed operands share the second-level cache
+constexpr int64_t kBlockK = 256;   // two panels of this depth share the first-level cache
+constexpr int64_t kBlockM = 2048;  // packed A: 2 MiB of F32
+constexpr int64_t kBlockN = 1024;  // packed B: 1 MiB of F32
+constexpr int64_t kTaskRows = 168; // of C in one task: its packed operands share the second-level cache
+constexpr int64_t kTaskCols = 256;
 constexpr int64_t kFewRows = 64;         // up to here a row of B is used for all rows of A at once
 constexpr int64_t kPackK = 4 * kBlockK;  // of B packed at a time then: rows of it are read a page at a time
 constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
 constexpr int64_t kStreamMaxRows = 32;
-constexpr int64_t kStreamCols = 1024; // columns of sums and partial sums kept in the cache
-constexpr int64_t kStreamFloats = 8 * 1024;
+constexpr int64_t kStreamCols = 1024;        // of B in one task: runs of a page; half for several panels of A
+constexpr int64_t kStreamSums = 8 * 1024;    // or as many columns as have so many sums: these stay in the cache
 constexpr int64_t kStreamBytes = 256 * 1024; // of B: below, packing it costs nothing that matters
 constexpr double kFlopsPerThread = 1 << 20;  // fewer are done before a second thread is awake
 constexpr int64_t kLine = 64;
@@ -215,7 +215,7 @@ struct FewRows : Gemm {
         if (stream) {
             const int64_t share = round_up(ceil_div(n, threads), 2 * nr);
             // The longer the runs of B the better; the sums and partial sums of one row of A fit the first-level cache.
-            task_n = std::min(panels_m > 1 ? kStreamCols / 2 : std::max(kStreamCols, kStreamFloats / mr), share);
+            task_n = std::min(panels_m > 1 ? kStreamCols / 2 : std::max(kStreamCols, kStreamSums / mr), share);
             ld = round_up(task_n, nr);
             bytes_b = acc_bytes(mr * ld);
         } else {
@@ -303,8 +303,8 @@ struct GemmPlan final : CpuPlan {
         char *const pc = static_cast<char *>(call.operands[0]) + g.c.offset;
         if (g.k == 0 || call.alpha == 0) return scale(pc, call.beta);
         // A and B stand in the order of the problem: exchanged where the plan exchanged them.
-        const char *const pa = static_cast<const char *>(call.operands[1]), *const pb = static_cast<const char *>(
-                                                                                call.operands[2]);
+        const char *const pa = static_cast<const char *>(call.operands[1]);
+        const char *const pb = static_cast<const char *>(call.operands[2]);
         char *const workspace = reinterpret_cast<char *>(
             round_up(static_cast<int64_t>(reinterpret_cast<uintptr_t>(call.workspace)), kLine));
         const auto item = [&](int64_t i, int slot) {

@@ -31,7 +31,7 @@ using TransposeTile = void (*)(void *dst, const int64_t *dst_rows, const void *s
 /** tile[rows][nr] (+)= A panel^T * B panel, each sum in order of k. */
 using GemmMultiply = void (*)(int64_t kc, const void *a_panel, const void *b_panel, void *tile, bool accumulate);
 
-constexpr int kGemmMaxRows = 14;
+constexpr int kGemmMaxRows = 12; // of any instruction set's tile
 
 /** sums[r][j] (+)= sum over k < kc of a_panel[k][r] * b[k * stride_k + j], in order of k, for r < rows, j < n: the product with
  *  a B that is read where it lies, its rows contiguous, once. a_panel is acc[kc][rows], `partial` scratch like sums; both have

@@ -1,22 +1,16 @@
-/* rearrange on the CPU: whole rows where both sides are contiguous, tiles where another dimension of the source is, single
- * elements otherwise. */
+/* rearrange on the CPU: whole rows where both sides are contiguous, tiles where x is contiguous in another dimension than y,
+ * single elements otherwise. */
 #include <cstring>
 
 #include "cpu/cpu_plan.h"
 #include "cpu/isa.h"
-#include "cpu/row_loop.h"
+#include "cpu/tiles.h"
 
 namespace infini {
 
 namespace {
 
 enum { kY, kX };
-
-int log2_of(int64_t size) {
-    int log = 0;
-    while (int64_t{1} << log < size) ++log;
-    return log;
-}
 
 struct RowCopy final : CpuPlan {
     explicit RowCopy(const InfiniProblem &problem)
