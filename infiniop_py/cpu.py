@@ -13,7 +13,7 @@ __all__ = ["cpu_isa", "get_num_threads", "num_threads", "set_num_threads"]
 
 
 def cpu_isa() -> str:
-    """Return the instruction set of the CPU kernels: "portable", "avx2" or "avx512".
+    """Return the instruction set of the CPU kernels: "portable", "avx2", "avx512" or "avx512_bf16".
 
     It is the best this CPU has, capped by the environment variable ``INFINIOP_MAX_ISA`` as it was at the
     first use. Results of add, mul and rearrange do not depend on it.

@@ -22,7 +22,7 @@ from layouts import Array, bits
 
 import infiniop_py
 
-ISAS = ("portable", "avx2", "avx512")  # worst first
+ISAS = ("portable", "avx2", "avx512", "avx512_bf16")  # worst first
 TESTS = Path(__file__).resolve().parent
 _TIMEOUT_S = 600
 

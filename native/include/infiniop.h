@@ -75,9 +75,9 @@ INFINI_API infiniStatus_t infiniopSetNumThreadsLocal(int n);
 /** Writes how many threads a CPU call from this thread may use now. */
 INFINI_API infiniStatus_t infiniopGetNumThreads(int *n);
 
-/** Writes the static name of the instruction set the CPU kernels use: "portable", "avx2" or "avx512": the best this CPU
- *  has, capped by the environment variable INFINIOP_MAX_ISA (one of these names; "portable" for any other) as it was at
- *  the first use. */
+/** Writes the static name of the instruction set the CPU kernels use: "portable", "avx2", "avx512" or "avx512_bf16": the
+ *  best this CPU has, capped by the environment variable INFINIOP_MAX_ISA (one of these names; "portable" for any other)
+ *  as it was at the first use. */
 INFINI_API infiniStatus_t infiniopGetCpuIsa(const char **name);
 
 /** What infiniopMeasureCpuCeiling can measure. */

@@ -39,6 +39,11 @@ bool cpu_has_avx512() {
            all(ebx, bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL);
 }
 
+bool cpu_has_avx512_bf16() {
+    uint32_t eax, ebx, ecx, edx;
+    return cpu_has_avx512() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && all(eax, bit_AVX512BF16);
+}
+
 #endif
 
 struct Isa {
@@ -51,6 +56,7 @@ bool always() { return true; }
 /** Best first; the portable kernels run everywhere and end the list. */
 constexpr Isa kIsas[] = {
 #if defined(__x86_64__)
+    {&kKernelsAvx512Bf16, cpu_has_avx512_bf16},
     {&kKernelsAvx512, cpu_has_avx512},
     {&kKernelsAvx2, cpu_has_avx2},
 #endif

@@ -79,6 +79,7 @@ extern const KernelTable kKernelsPortable;
 #if defined(__x86_64__)
 extern const KernelTable kKernelsAvx2;
 extern const KernelTable kKernelsAvx512;
+extern const KernelTable kKernelsAvx512Bf16;
 #endif
 
 } // namespace infini
