@@ -1,16 +1,20 @@
-/* gemm on the CPU: one set of parts (pack, multiply, stream, store; see GemmKernel) and three ways to put them together.
+/* gemm on the CPU: one set of parts (see GemmKernel) and three ways to put them together.
  *
- *  blocked   C is cut into blocks of at most kBlockM x kBlockN, K into blocks of kBlockK. For each, A and B are packed into
- *            panels of the register tile's height and width, converted to the type sums are kept in on the way; then tiles
- *            are multiplied, all threads sharing the packed panels.
+ *  blocked   C is cut into blocks, K into blocks of kBlockK. B is packed into panels of the register tile's width, converted to
+ *            the type sums are kept in on the way, while the threads are still busy with the block before; each task packs
+ *            its own rows of A into its thread's second-level cache.
  *  columns   few rows: A is packed once and stays in the cache; threads share the columns of C, and each packs the part of B
  *            that it needs, a few panels at a time, and uses it at once.
- *  stream    few rows, and rows of B are contiguous: B is not packed but multiplied where it lies.
+ *  in place  few rows, or all of B in the cache, and B contiguous in one dimension: it is not packed but multiplied where it
+ *            lies. Nor is A, unless it must be converted.
  *
- *  Whatever the way, an element of C is the sum over k in ascending order, one partial sum for each kBlockK of them: the order
- *  depends on K alone, so a row of C has the same bits whatever M, N, the batch or the number of threads are. */
+ *  Whatever the way, an element of C is the sum over k in ascending order (of units of k, see GemmKernel), one partial sum for
+ *  each kBlockK of them: the order depends on K alone, so a row of C has the same bits whatever M, N, the batch or the
+ *  number of threads are. */
 #include <algorithm>
-#include <optional>
+#include <atomic>
+#include <iterator>
+#include <memory>
 
 #include "core/dtype.h"
 #include "cpu/cpu_plan.h"
@@ -21,19 +25,18 @@ namespace infini {
 
 namespace {
 
-constexpr int64_t kBlockK = 256;   // two panels of this depth share the first-level cache
-constexpr int64_t kBlockM = 2048;  // packed A: 2 MiB of F32
-constexpr int64_t kBlockN = 1024;  // packed B: 1 MiB of F32
-constexpr int64_t kTaskRows = 168; // of C in one task: its packed operands share the second-level cache
+constexpr int64_t kBlockK = 256;         // two panels of this depth share the first-level cache
+constexpr int64_t kBlockM = 2048;        // C of one block: 8 MiB of sums
+constexpr int64_t kBlockN = 1024;        // packed B: 1 MiB of F32
+constexpr int64_t kTaskRows = 168;       // of C in one task: its packed rows of A stay in the second-level cache
 constexpr int64_t kTaskCols = 256;
 constexpr int64_t kFewRows = 64;         // up to here a row of B is used for all rows of A at once
 constexpr int64_t kPackK = 4 * kBlockK;  // of B packed at a time then: rows of it are read a page at a time
 constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
-constexpr int64_t kStreamMaxRows = 32;
-constexpr int64_t kStreamCols = 1024;        // of B in one task: runs of a page; half for several panels of A
-constexpr int64_t kStreamSums = 8 * 1024;    // or as many columns as have so many sums: these stay in the cache
-constexpr int64_t kStreamBytes = 256 * 1024; // of B: below, packing it costs nothing that matters
-constexpr double kFlopsPerThread = 1 << 20;  // fewer are done before a second thread is awake
+constexpr int64_t kInPlaceFewRows = 32;
+constexpr int64_t kInPlaceColumns = 512;      // of B in one task
+constexpr int64_t kInPlaceBytes = 512 * 1024; // of a B that stays in the second-level cache, whatever the rows
+constexpr double kFlopsPerThread = 1 << 20;   // fewer are done before a second thread is awake
 constexpr int64_t kLine = 64;
 
 int64_t ceil_div(int64_t x, int64_t y) { return x / y + (x % y != 0); }
@@ -96,6 +99,7 @@ struct Gemm {
     }
 
     int64_t acc_bytes(int64_t count) const { return round_up(count * kernel.acc_size, kLine); }
+    int64_t units(int64_t depth) const { return ceil_div(depth, kernel.unit_k); }
     double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
     int64_t k_blocks() const { return ceil_div(k, kBlockK); }
     const char *at_a(const char *pa, int64_t i, int64_t l) const { return pa + (i * a.row + l * a.col) * size; }
@@ -112,166 +116,305 @@ struct Run {
     float alpha, beta;
 };
 
-/* ---- blocked ---------------------------------------------------------------------------------------------------------- */
+/** One way to compute an item. */
+struct Way : Gemm {
+    explicit Way(const Gemm &gemm) : Gemm(gemm) {}
+    virtual ~Way() = default;
+    virtual int64_t workspace(int threads) const = 0;
+    virtual void run(const Run &r) const = 0;
+};
 
-struct Blocked : Gemm {
-    int64_t block_m, block_n;             // multiples of the tile
-    int64_t bytes_a, bytes_b, bytes_sums; // of the workspace
+/** May an instruction that flushes subnormal numbers meet one? Given the exponents of the least elements of A and B, as stored.
+ *  With eight significant bits each, products are multiples of 2^(a + b - 268); so are sums, rounded or not, and none but 0
+ *  is below the least normal number, 2^-126, if that is a multiple of it too. */
+bool may_flush(int least_a, int least_b) { return least_a < 1 || least_b < 1 || least_a + least_b < 142; }
 
-    Blocked(const Gemm &gemm, int threads) : Gemm(gemm) {
-        block_m = std::min(round_up(m, mr), round_up(kBlockM, mr));
-        block_n = std::min(round_up(n, nr), round_up(kBlockN, nr));
-        const int64_t depth = std::min(k, kBlockK);
-        bytes_a = acc_bytes(block_m * depth);
-        bytes_b = acc_bytes(block_n * depth);
-        // Sums wait here for the next K block; with one block, a tile a thread is enough.
-        bytes_sums = k_blocks() > 1 ? acc_bytes(block_m * block_n) : acc_bytes(mr * nr) * threads;
-    }
-    int64_t workspace() const { return bytes_a + bytes_b + bytes_sums; }
-
-    void run(const Run &r) const {
-        char *const panels_a = r.workspace, *const panels_b = panels_a + bytes_a, *const sums = panels_b + bytes_b;
-        for (int64_t n0 = 0; n0 < n; n0 += block_n) {
-            for (int64_t m0 = 0; m0 < m; m0 += block_m) {
-                for (int64_t k0 = 0; k0 < k; k0 += kBlockK) {
-                    const Block block{
-                        m0, n0, k0, std::min(block_m, m - m0), std::min(block_n, n - n0), std::min(kBlockK, k - k0)};
-                    pack(block, r, panels_a, panels_b);
-                    multiply(block, r, panels_a, panels_b, sums);
-                }
-            }
+/** The least of what several threads find. */
+class Least {
+public:
+    void meet(int exponent) {
+        int least = least_.load(std::memory_order_relaxed);
+        while (exponent < least && !least_.compare_exchange_weak(least, exponent, std::memory_order_relaxed)) {
         }
     }
+    int exponent() const { return least_.load(std::memory_order_relaxed); }
+    void forget() { least_.store(kLeastOfNothing, std::memory_order_relaxed); }
+
+private:
+    std::atomic<int> least_{kLeastOfNothing};
+};
+
+/** Tasks 0..n_tasks in as many shares as there are threads: neighbours stay together until a thread has done its own and helps
+ *  the others. */
+class Shares {
+public:
+    Shares(int64_t n_tasks, int threads) : n_tasks_(n_tasks), n_(std::min(threads, kMost)) {
+        for (int64_t i = 0; i < n_; ++i) next_[i].at.store(begin(i), std::memory_order_relaxed);
+    }
+    template <class Task>
+    void work(int64_t share, Task &&task) {
+        for (int64_t i = 0; i < n_; ++i) {
+            const int64_t from = (share + i) % n_;
+            for (int64_t t; (t = next_[from].at.fetch_add(1, std::memory_order_relaxed)) < begin(from + 1);) task(t);
+        }
+    }
+
+private:
+    static constexpr int kMost = 64;
+    int64_t begin(int64_t share) const { return n_tasks_ * share / n_; }
+
+    const int64_t n_tasks_, n_;
+    struct alignas(kLine) {
+        std::atomic<int64_t> at;
+    } next_[kMost];
+};
+
+/* ---- blocked ---------------------------------------------------------------------------------------------------------- */
+
+struct Blocked final : Way {
+    int64_t block_m, block_n;             // multiples of the tile
+    int64_t bytes_a, bytes_b, bytes_sums; // of the workspace: A for each thread, B twice
+
+    explicit Blocked(const Gemm &gemm) : Way(gemm) {
+        block_m = std::min(round_up(m, mr), round_up(kBlockM, mr));
+        block_n = std::min(round_up(n, nr), round_up(kBlockN, nr));
+        const int64_t depth = units(std::min(k, kBlockK));
+        bytes_a = acc_bytes(std::min(block_m, round_up(kTaskRows, mr)) * depth) + tile_bytes();
+        bytes_b = acc_bytes(block_n * depth);
+        bytes_sums = k_blocks() > 1 ? acc_bytes(block_m * block_n) : 0; // they wait here for the next K block
+    }
+    int64_t tile_bytes() const { return acc_bytes(mr * nr); }
+    int64_t workspace(int threads) const override { return bytes_a * threads + bytes_b * 2 + bytes_sums; }
 
     /** Rows m0.., columns n0.. of C and the part k0.. of the sums. */
     struct Block {
         int64_t m0, n0, k0, m, n, k;
     };
 
-    void pack(const Block &block, const Run &r, char *panels_a, char *panels_b) const {
-        constexpr int64_t kPanels = 8; // a task: long runs of memory, still tasks for all
-        const int64_t step_a = kPanels * mr, step_b = kPanels * nr;
-        const int64_t tasks_a = ceil_div(block.m, step_a), tasks_b = ceil_div(block.n, step_b);
-        parallel_for(tasks_a + tasks_b, r.threads, [&](int64_t t, int) {
-            if (t < tasks_a) {
-                const int64_t i = t * step_a;
-                kernel.pack(panels_a + i * block.k * kernel.acc_size, at_a(r.a, block.m0 + i, block.k0), a.row, a.col,
-                            std::min(step_a, block.m - i), mr, block.k);
-            } else {
-                const int64_t j = (t - tasks_a) * step_b;
-                kernel.pack(panels_b + j * block.k * kernel.acc_size, at_b(r.b, block.k0, block.n0 + j), b.col, b.row,
-                            std::min(step_b, block.n - j), nr, block.k);
-            }
-        });
+    Block block_at(int64_t step) const {
+        const int64_t blocks_m = ceil_div(m, block_m);
+        const int64_t k0 = step % k_blocks() * kBlockK, m0 = step / k_blocks() % blocks_m * block_m,
+                      n0 = step / k_blocks() / blocks_m * block_n;
+        return {m0, n0, k0, std::min(block_m, m - m0), std::min(block_n, n - n0), std::min(kBlockK, k - k0)};
     }
 
-    void multiply(const Block &block, const Run &r, const char *panels_a, const char *panels_b, char *sums) const {
+    void run(const Run &r) const override {
+        const int64_t steps = k_blocks() * ceil_div(m, block_m) * ceil_div(n, block_n);
+        char *const scratch = r.workspace, *const panels = scratch + bytes_a * r.threads,
+                    *const sums = panels + 2 * bytes_b;
+        Least least[2];
+        for (int64_t step = -1; step < steps; ++step) {
+            const int now = static_cast<int>(step & 1), next = 1 - now;
+            // This block is multiplied, and then the next one's B packed.
+            const Block block = block_at(std::max<int64_t>(step, 0)), then = block_at(std::min(step + 1, steps - 1));
+            const Tasks tasks = step < 0 ? Tasks{0, 1} : tasks_of(block, r.threads);
+            const int64_t packing = step + 1 < steps ? pack_tasks(then) : 0;
+            least[next].forget();
+            Shares shares(tasks.m * tasks.n, r.threads);
+            std::atomic<int64_t> next_pack{0};
+            parallel_for(r.threads, r.threads, [&](int64_t share, int slot) {
+                PackedRows rows;
+                shares.work(share, [&](int64_t t) {
+                    multiply(block, tasks, t, r, rows, scratch + slot * bytes_a, panels + now * bytes_b,
+                             least[now].exponent(), sums);
+                });
+                for (int64_t t; (t = next_pack.fetch_add(1, std::memory_order_relaxed)) < packing;)
+                    least[next].meet(pack(then, t, r, panels + next * bytes_b));
+            });
+        }
+    }
+
+    /** Where the rows of B are contiguous, a task packs some rows of all columns: long runs of memory. Else some columns. */
+    static constexpr int64_t kPackRows = 32, kPackPanels = 2;
+    bool by_rows() const { return b.col == 1 || b.row != 1; }
+    int64_t pack_tasks(const Block &block) const {
+        return by_rows() ? ceil_div(block.k, kPackRows) : ceil_div(block.n, kPackPanels * nr);
+    }
+    int pack(const Block &block, int64_t t, const Run &r, char *panels) const {
+        const int64_t depth = units(block.k);
+        if (by_rows()) {
+            const int64_t l = t * kPackRows;
+            return kernel.pack(panels + l / kernel.unit_k * nr * kernel.acc_size, depth * nr,
+                               at_b(r.b, block.k0 + l, block.n0), b.col, b.row, block.n, nr,
+                               std::min(kPackRows, block.k - l));
+        }
+        const int64_t j = t * kPackPanels * nr;
+        return kernel.pack(panels + j * depth * kernel.acc_size, depth * nr, at_b(r.b, block.k0, block.n0 + j), b.col,
+                           b.row, std::min(kPackPanels * nr, block.n - j), nr, block.k);
+    }
+
+    /** Into how many tasks a block is cut: by panels of A, then by panels of B. */
+    struct Tasks {
+        int64_t m, n;
+    };
+    Tasks tasks_of(const Block &block, int threads) const {
+        const int64_t panels_m = ceil_div(block.m, mr), panels_n = ceil_div(block.n, nr);
+        const int64_t tasks_m = std::max(ceil_div(panels_m, std::max<int64_t>(kTaskRows / mr, 1)),
+                                         std::min<int64_t>(panels_m, threads));
+        return {tasks_m, ceil_div(panels_n, std::max<int64_t>(kTaskCols / nr, 1))};
+    }
+
+    /** The rows of A that a thread has packed last. */
+    struct PackedRows {
+        int64_t task = -1;
+        int least = kLeastOfNothing;
+    };
+
+    void multiply(const Block &block, Tasks tasks, int64_t t, const Run &r, PackedRows &rows, char *scratch,
+                  const char *panels_b, int least_b, char *sums) const {
         const bool first = block.k0 == 0, last = block.k0 + block.k == k;
-        const int64_t tiles_n = ceil_div(block.n, nr), tile_bytes = mr * nr * kernel.acc_size;
-        const int64_t task_n = std::min(round_up(kTaskCols, nr), round_up(block.n, nr));
-        int64_t task_m = std::min(round_up(kTaskRows, mr), round_up(block.m, mr));
-        // Smaller tasks where there are too few to keep every thread busy to the end.
-        while (r.threads > 1 && task_m > mr && ceil_div(block.m, task_m) * ceil_div(block.n, task_n) < r.threads * 4)
-            task_m = round_up(task_m / 2, mr);
-        const int64_t tasks_n = ceil_div(block.n, task_n);
-        parallel_for(ceil_div(block.m, task_m) * tasks_n, r.threads, [&](int64_t t, int slot) {
-            const int64_t i0 = t / tasks_n * task_m, i1 = std::min(i0 + task_m, block.m);
-            const int64_t j0 = t % tasks_n * task_n, j1 = std::min(j0 + task_n, block.n);
-            for (int64_t j = j0; j < j1; j += nr) {
-                for (int64_t i = i0; i < i1; i += mr) {
-                    char *const tile = k_blocks() > 1 ? sums + (i / mr * tiles_n + j / nr) * tile_bytes
-                                                      : sums + slot * acc_bytes(mr * nr);
-                    kernel.multiply[mr](block.k, panels_a + i * block.k * kernel.acc_size,
-                                        panels_b + j * block.k * kernel.acc_size, tile, !first);
-                    if (last)
-                        kernel.store(at_c(r.c, block.m0 + i, block.n0 + j), c.row, c.col, tile, nr,
-                                     std::min(mr, block.m - i), std::min(nr, block.n - j), r.alpha, r.beta);
-                }
+        const int64_t depth = units(block.k), panels_m = ceil_div(block.m, mr), panels_n = ceil_div(block.n, nr);
+        const int64_t tm = t / tasks.n, tn = t % tasks.n;
+        const int64_t i0 = panels_m * tm / tasks.m, i1 = panels_m * (tm + 1) / tasks.m;
+        const int64_t j0 = panels_n * tn / tasks.n, j1 = panels_n * (tn + 1) / tasks.n;
+        char *const tile = scratch, *const panels_a = scratch + tile_bytes();
+        const int64_t panel_a = mr * depth * kernel.acc_size, panel_b = nr * depth * kernel.acc_size;
+        if (rows.task != tm) {
+            rows.task = tm;
+            rows.least = kernel.pack(panels_a, mr * depth, at_a(r.a, block.m0 + i0 * mr, block.k0), a.row, a.col,
+                                     std::min(i1 * mr, block.m) - i0 * mr, mr, block.k);
+        }
+        const GemmMultiply multiply = kernel.multiply[may_flush(rows.least, least_b) ? kExact : kFast][mr];
+        for (int64_t j = j0; j < j1; ++j) {
+            for (int64_t i = i0; i < i1; ++i) {
+                char *const waiting = sums + (i * panels_n + j) * tile_bytes();
+                multiply(depth, panels_a + (i - i0) * panel_a, panels_b + j * panel_b, first ? nullptr : waiting,
+                         last ? tile : waiting);
+                if (last)
+                    kernel.store(at_c(r.c, block.m0 + i * mr, block.n0 + j * nr), c.row, c.col, tile, nr,
+                                 std::min(mr, block.m - i * mr), std::min(nr, block.n - j * nr), r.alpha, r.beta);
             }
-        });
+        }
     }
 };
 
-/* ---- columns and stream: few rows --------------------------------------------------------------------------------------- */
+/* ---- in place ---------------------------------------------------------------------------------------------------------- */
 
-struct FewRows : Gemm {
-    bool stream;
+struct InPlace final : Way {
+    bool by_rows;   // which dimension of B is contiguous
+    bool packs_a;   // it must be converted
+    int64_t task_n; // columns of C in a task
+    int64_t bytes_a, bytes_sums;
+
+    static bool applies(const Gemm &g) {
+        const int64_t item = g.n * g.size, whole = item * g.k;
+        if (g.k > kFewRowsOfA / std::max<int64_t>(g.m, 1)) return false;
+        if (g.b.col == 1 && g.n > 1) return g.m <= kInPlaceFewRows || (!converts(g) && whole <= kInPlaceBytes);
+        return g.b.row == 1 && g.m <= g.kernel.in_place_rows;
+    }
+    static bool converts(const Gemm &g) { return g.size != g.kernel.acc_size; }
+
+    InPlace(const Gemm &gemm, int threads) : Way(gemm), by_rows(b.col == 1 && n > 1), packs_a(converts(gemm)) {
+        task_n = std::min(kInPlaceColumns, round_up(ceil_div(n, threads), nr));
+        bytes_a = packs_a ? acc_bytes(k_blocks() * units(kBlockK) * m) : 0;
+        bytes_sums = k_blocks() > 1 || c.col != 1 ? acc_bytes(m * task_n) : 0;
+    }
+    int64_t workspace(int threads) const override { return bytes_a + bytes_sums * threads; }
+
+    void run(const Run &r) const override {
+        Least least_a;
+        if (packs_a) // [k block][unit][row]
+            parallel_for(k_blocks(), m * k < 64 * 1024 ? 1 : r.threads, [&](int64_t block, int) {
+                const int64_t k0 = block * kBlockK;
+                least_a.meet(kernel.pack(r.workspace + block * units(kBlockK) * m * kernel.acc_size, 0,
+                                         at_a(r.a, 0, k0), a.row, a.col, m, m, std::min(kBlockK, k - k0)));
+            });
+        parallel_for(ceil_div(n, task_n), r.threads, [&](int64_t t, int slot) {
+            char *const sums = r.workspace + bytes_a + slot * bytes_sums;
+            const int64_t j0 = t * task_n, columns = std::min(task_n, n - j0);
+            const int least_b = multiply(r, j0, columns, sums, kFast);
+            // B has not been read before, so that it is known only now.
+            if (may_flush(least_a.exponent(), least_b)) multiply(r, j0, columns, sums, kExact);
+        });
+    }
+
+    int multiply(const Run &r, int64_t j0, int64_t columns, char *sums, int exactness) const {
+        const GemmInPlaceKernel *const kernels = by_rows ? kernel.rows[exactness] : kernel.columns[exactness];
+        int least = kLeastOfNothing;
+        for (int64_t k0 = 0; k0 < k; k0 += kBlockK) {
+            const bool last = k0 + kBlockK >= k, to_c = last && c.col == 1;
+            GemmInPlace g;
+            g.kc = std::min(kBlockK, k - k0);
+            g.a_row = packs_a ? 1 : a.row;
+            g.a_unit = packs_a ? m : a.col;
+            g.b = at_b(r.b, k0, j0);
+            g.b_stride = by_rows ? b.row : b.col;
+            g.n = columns;
+            g.ld = task_n;
+            g.add = k0 > 0;
+            g.c_row = c.row;
+            g.alpha = r.alpha;
+            g.beta = r.beta;
+            for (int64_t i = 0, rows; i < m; i += rows) {
+                rows = *std::find_if(std::begin(kInPlaceRows), std::end(kInPlaceRows),
+                                     [&](int64_t rows) { return rows <= kernel.in_place_rows && rows <= m - i; });
+                g.more = i == 0 && !last;
+                g.a = packs_a ? r.workspace + (k0 / kBlockK * units(kBlockK) * m + i) * kernel.acc_size
+                              : at_a(r.a, i, k0);
+                g.sums = sums + i * task_n * kernel.acc_size;
+                g.c = to_c ? at_c(r.c, i, j0) : nullptr;
+                least = std::min(least, kernels[rows](g));
+            }
+        }
+        if (c.col != 1) kernel.store(at_c(r.c, 0, j0), c.row, c.col, sums, task_n, m, columns, r.alpha, r.beta);
+        return least;
+    }
+};
+
+/* ---- columns: few rows -------------------------------------------------------------------------------------------------- */
+
+struct Columns final : Way {
     int64_t panels_m;                     // panels of A
     int64_t task_n;                       // columns of C in a task
-    int64_t ld;                           // of the sums
-    int64_t bytes_a, bytes_b, bytes_sums; // packed A, shared; scratch of B or of partial sums, and sums, a thread
+    int64_t bytes_a, bytes_b, bytes_sums; // packed A, shared; packed B and sums, a thread
 
     /** Few rows, and an A that may be packed as a whole; K alone can be as long as 0 strides allow. */
     static bool applies(const Gemm &g) { return g.m <= kFewRows && g.k <= kFewRowsOfA / round_up(g.m, g.mr); }
 
-    static bool can_stream(const Gemm &g) {
-        return g.b.col == 1 && g.m <= kStreamMaxRows && g.n >= 2 * g.nr && g.k >= kStreamBytes / (g.n * g.size);
-    }
-
-    FewRows(const Gemm &gemm, int threads) : Gemm(gemm), stream(can_stream(gemm)) {
-        if (stream) mr = ceil_div(m, ceil_div(m, kernel.stream_rows));
+    explicit Columns(const Gemm &gemm) : Way(gemm) {
+        constexpr int64_t kPanels = 4;
         panels_m = ceil_div(m, mr);
-        bytes_a = acc_bytes(panels_m * mr * k);
-        if (stream) {
-            const int64_t share = round_up(ceil_div(n, threads), 2 * nr);
-            // The longer the runs of B the better; the sums and partial sums of one row of A fit the first-level cache.
-            task_n = std::min(panels_m > 1 ? kStreamCols / 2 : std::max(kStreamCols, kStreamSums / mr), share);
-            ld = round_up(task_n, nr);
-            bytes_b = acc_bytes(mr * ld);
-        } else {
-            constexpr int64_t kPanels = 4;
-            task_n = std::min(kPanels * nr, round_up(n, nr));
-            ld = nr;
-            bytes_b = acc_bytes(task_n * std::min(k, kPackK));
-        }
-        bytes_sums = acc_bytes(panels_m * mr * round_up(task_n, nr));
+        task_n = std::min(kPanels * nr, round_up(n, nr));
+        bytes_a = acc_bytes(panels_m * mr * k_blocks() * units(kBlockK));
+        bytes_b = acc_bytes(task_n * units(std::min(k, kPackK)));
+        bytes_sums = acc_bytes(panels_m * mr * task_n);
     }
-    int64_t workspace(int threads) const { return bytes_a + (bytes_b + bytes_sums) * threads; }
+    int64_t workspace(int threads) const override { return bytes_a + (bytes_b + bytes_sums) * threads; }
 
-    void run(const Run &r) const {
-        // [k block][panel][k][row]
+    void run(const Run &r) const override {
+        Least least_a;
         parallel_for(k_blocks(), m * k < 64 * 1024 ? 1 : r.threads, [&](int64_t block, int) {
-            const int64_t k0 = block * kBlockK;
-            kernel.pack(r.workspace + k0 * panels_m * mr * kernel.acc_size, at_a(r.a, 0, k0), a.row, a.col, m, mr,
-                        std::min(kBlockK, k - k0));
+            const int64_t k0 = block * kBlockK, depth = std::min(kBlockK, k - k0);
+            least_a.meet(kernel.pack(block_a(r, k0), units(depth) * mr, at_a(r.a, 0, k0), a.row, a.col, m, mr, depth));
         });
         parallel_for(ceil_div(n, task_n), r.threads, [&](int64_t t, int slot) {
             char *const scratch = r.workspace + bytes_a + slot * (bytes_b + bytes_sums);
-            const int64_t j0 = t * task_n, columns = std::min(task_n, n - j0);
-            stream ? stream_columns(r, j0, columns, scratch, scratch + bytes_b)
-                   : pack_columns(r, j0, columns, scratch, scratch + bytes_b);
+            const int64_t j0 = t * task_n;
+            multiply(r, j0, std::min(task_n, n - j0), least_a.exponent(), scratch, scratch + bytes_b);
         });
     }
 
-    const char *panel_a(const Run &r, int64_t k0, int64_t depth, int64_t panel) const {
-        return r.workspace + (k0 * panels_m * mr + panel * mr * depth) * kernel.acc_size;
+    /** [k block][panel][unit][row] */
+    char *block_a(const Run &r, int64_t k0) const {
+        return r.workspace + k0 / kernel.unit_k * panels_m * mr * kernel.acc_size;
     }
 
-    void stream_columns(const Run &r, int64_t j0, int64_t columns, char *partial, char *sums) const {
-        for (int64_t k0 = 0; k0 < k; k0 += kBlockK) {
-            const int64_t depth = std::min(kBlockK, k - k0);
-            // The first panel of A brings this part of B into the second-level cache, the others find it there.
-            for (int64_t p = 0; p < panels_m; ++p)
-                kernel.stream[mr](depth, panel_a(r, k0, depth, p), at_b(r.b, k0, j0), b.row, columns,
-                                  sums + p * mr * ld * kernel.acc_size, partial, ld, k0 > 0);
-        }
-        for (int64_t p = 0; p < panels_m; ++p)
-            kernel.store(at_c(r.c, p * mr, j0), c.row, c.col, sums + p * mr * ld * kernel.acc_size, ld,
-                         std::min(mr, m - p * mr), columns, r.alpha, r.beta);
-    }
-
-    void pack_columns(const Run &r, int64_t j0, int64_t columns, char *panels_b, char *sums) const {
+    void multiply(const Run &r, int64_t j0, int64_t columns, int least_a, char *panels_b, char *sums) const {
         const int64_t tile_bytes = mr * nr * kernel.acc_size, tiles = ceil_div(columns, nr);
         for (int64_t k0 = 0; k0 < k; k0 += kPackK) {
             const int64_t packed = std::min(kPackK, k - k0);
-            kernel.pack(panels_b, at_b(r.b, k0, j0), b.col, b.row, columns, nr, packed);
+            const int least_b =
+                kernel.pack(panels_b, units(packed) * nr, at_b(r.b, k0, j0), b.col, b.row, columns, nr, packed);
+            const GemmMultiply multiply = kernel.multiply[may_flush(least_a, least_b) ? kExact : kFast][mr];
             for (int64_t j = 0; j < tiles; ++j)
                 for (int64_t l = 0; l < packed; l += kBlockK) {
-                    const int64_t depth = std::min(kBlockK, packed - l);
-                    for (int64_t p = 0; p < panels_m; ++p)
-                        kernel.multiply[mr](depth, panel_a(r, k0 + l, depth, p),
-                                            panels_b + (j * packed + l) * nr * kernel.acc_size,
-                                            sums + (j * panels_m + p) * tile_bytes, k0 + l > 0);
+                    const int64_t depth = units(std::min(kBlockK, packed - l));
+                    for (int64_t p = 0; p < panels_m; ++p) {
+                        char *const tile = sums + (j * panels_m + p) * tile_bytes;
+                        multiply(depth, block_a(r, k0 + l) + p * mr * depth * kernel.acc_size,
+                                 panels_b + (j * units(packed) + l / kernel.unit_k) * nr * kernel.acc_size,
+                                 k0 + l > 0 ? tile : nullptr, tile);
+                    }
                 }
         }
         for (int64_t j = 0; j < tiles; ++j)
@@ -291,11 +434,13 @@ struct GemmPlan final : CpuPlan {
         by_item = g.batch > 1 && g.flops() < 16 * kFlopsPerThread;
         slots = by_item ? static_cast<int>(std::min<int64_t>(g.batch, threads)) : 1;
         threads_of_item = by_item ? 1 : threads;
-        if (FewRows::applies(g))
-            few.emplace(g, threads_of_item);
+        if (InPlace::applies(g))
+            way = std::make_unique<InPlace>(g, threads_of_item);
+        else if (Columns::applies(g))
+            way = std::make_unique<Columns>(g);
         else
-            blocked.emplace(g, threads_of_item);
-        bytes = few ? few->workspace(threads_of_item) : blocked->workspace();
+            way = std::make_unique<Blocked>(g);
+        bytes = way->workspace(threads_of_item);
         *workspace_size = static_cast<size_t>(slots * bytes + kLine);
     }
 
@@ -315,7 +460,7 @@ struct GemmPlan final : CpuPlan {
                         threads_of_item,
                         call.alpha,
                         call.beta};
-            few ? few->run(r) : blocked->run(r);
+            way->run(r);
         };
         if (by_item) return parallel_for(g.batch, slots, item);
         for (int64_t i = 0; i < g.batch; ++i) item(i, 0);
@@ -337,9 +482,8 @@ struct GemmPlan final : CpuPlan {
     Gemm g;
     bool by_item = false; // threads share the items of the batch, and not one item
     int slots = 1, threads_of_item = 1;
-    std::optional<Blocked> blocked; // one of these two
-    std::optional<FewRows> few;
-    int64_t bytes = 0; // of the workspace, an item
+    std::unique_ptr<const Way> way; // null where K is 0
+    int64_t bytes = 0;              // of the workspace, an item
 };
 
 } // namespace

@@ -1,35 +1,135 @@
-/* The parts of the blocked matrix product: packing, register tile, streaming product, store. */
+/* The parts of the matrix product: packing, register tile, products with a B that is read where it lies, store. */
 
-/** out[i] = in[i], converted to the type sums are kept in. */
+/* ---- units: what panels are made of ------------------------------------------------------------------------------------ */
+
+/** Units of T as one element each, converted to the type sums are kept in. */
 template <class T>
-INFINI_INLINE void convert(typename Vec<T>::Scalar *out, const T *in, int64_t n) {
-    constexpr int N = Vec<T>::N;
-    int64_t i = 0;
-    for (; i + N <= n; i += N) store(out + i, load(in + i));
-    for (; i < n; ++i) out[i] = to_acc(in[i]);
+struct Units {
+    using Sums = Vec<T>;
+    using Vector = Sums;
+    using Unit = typename Sums::Scalar;
+    static constexpr int kDepth = 1;      // elements of k in a unit
+    static constexpr bool kFlush = false; // may multiply_add<kFast>() flush subnormal numbers?
+
+    /** Remembers nothing: no kernel asks for it. */
+    struct Least {
+        int exponent() const { return kLeastOfNothing; }
+    };
+    static INFINI_INLINE Vector vector(Sums x) { return x; }
+    /** Elements k.. of one row, `left` of which there are: those of N units. */
+    static INFINI_INLINE Sums along_k(const T *p, int64_t left, Least &) {
+        return left >= Sums::N ? load(p) : load_n(p, left);
+    }
+    /** The units of C * N columns, or of the first n < N. `next_k` is where the next k lies. */
+    template <int C>
+    static INFINI_INLINE void across(Vector (&x)[C], const T *p, const T *, Least &) {
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) x[c] = load(p + c * Sums::N);
+    }
+    static INFINI_INLINE Vector across_n(const T *p, const T *, int64_t n, Least &) { return load_n(p, n); }
+    static INFINI_INLINE Unit one(const T *p, const T *, Least &) { return to_acc(*p); }
+};
+
+template <int Exactness, class V>
+INFINI_INLINE V multiply_add(V a, V b, V sum) {
+    return fma(a, b, sum);
 }
+
+#if defined(__AVX512BF16__)
+/** Two neighbours in k, the first in the lower half. The instruction adds the product of the second ones, then that of the first
+ *  ones, each rounded like a fused multiply-add, but takes subnormal operands and results for 0. */
+template <>
+struct Units<bf16> {
+    using Sums = VF;
+    using Vector = VP;
+    using Unit = pair;
+    static constexpr int kDepth = 2;
+    static constexpr bool kFlush = true;
+
+    struct Least {
+        __m512i magnitude = _mm512_set1_epi16(-1); // less 1, so that 0 is the largest
+        INFINI_INLINE void meet(__m512i x) {
+            const __m512i bits = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+            magnitude = _mm512_min_epu16(magnitude, _mm512_sub_epi16(bits, _mm512_set1_epi16(1)));
+        }
+        INFINI_INLINE int exponent() const {
+            alignas(64) uint16_t lanes[32];
+            _mm512_store_si512(lanes, magnitude);
+            uint16_t least = 0xffff;
+            for (uint16_t lane : lanes) least = lane < least ? lane : least;
+            return least == 0xffff ? kLeastOfNothing : (least + 1) >> 7;
+        }
+    };
+    static INFINI_INLINE VP vector(VF x) { return {_mm512_castps_si512(x.v)}; }
+    static INFINI_INLINE VF along_k(const bf16 *p, int64_t left, Least &least) {
+        const __m512i x =
+            left >= 32 ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16(static_cast<__mmask32>((1u << left) - 1u), p);
+        least.meet(x);
+        return {_mm512_castsi512_ps(x)};
+    }
+    template <int C>
+    static INFINI_INLINE void across(VP (&x)[C], const bf16 *p, const bf16 *next_k, Least &least) {
+#pragma GCC unroll 4
+        for (int c = 0; c + 1 < C; c += 2) {
+            const __m512i first = _mm512_loadu_si512(p + c * 16);
+            const __m512i second = next_k != nullptr ? _mm512_loadu_si512(next_k + c * 16) : _mm512_setzero_si512();
+            least.meet(first);
+            least.meet(second);
+            x[c] = interleave(first, second, 0);
+            x[c + 1] = interleave(first, second, 1);
+        }
+        if constexpr (C % 2 != 0)
+            x[C - 1] = across_n(p + (C - 1) * 16, next_k == nullptr ? nullptr : next_k + (C - 1) * 16, 16, least);
+    }
+    static INFINI_INLINE VP across_n(const bf16 *p, const bf16 *next_k, int64_t n, Least &least) {
+        const __mmask16 lanes = first_lanes(n);
+        const __m512i first = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, p));
+        const __m512i second =
+            next_k != nullptr ? _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, next_k)) : _mm512_setzero_si512();
+        const __m512i both = _mm512_or_si512(first, _mm512_slli_epi32(second, 16));
+        least.meet(both);
+        return {both};
+    }
+    static INFINI_INLINE pair one(const bf16 *p, const bf16 *next_k, Least &least) {
+        const pair both = {p->bits | (next_k != nullptr ? static_cast<uint32_t>(next_k->bits) << 16 : 0u)};
+        least.meet(_mm512_set1_epi32(static_cast<int>(both.bits)));
+        return both;
+    }
+};
+
+template <int Exactness>
+INFINI_INLINE VF multiply_add(VP a, VP b, VF sum) {
+    if constexpr (Exactness == kFast) return multiply_add_pairs(a, b, sum);
+    return fma(first_of(a), first_of(b), fma(second_of(a), second_of(b), sum));
+}
+#endif
+
+/* ---- packing ----------------------------------------------------------------------------------------------------------- */
 
 /** One panel from rows of src that are contiguous in k: N x N blocks are transposed in registers. */
 template <class T>
-INFINI_INLINE void pack_transposed(typename Vec<T>::Scalar *panel, const T *src, int64_t stride_w, int64_t valid,
-                                   int64_t width, int64_t kc) {
-    using V = Vec<T>;
+INFINI_INLINE void pack_transposed(typename Units<T>::Unit *panel_, const T *src, int64_t stride_w, int64_t valid,
+                                   int64_t width, int64_t kc, typename Units<T>::Least &least) {
+    using U = Units<T>;
+    using V = typename U::Sums;
     constexpr int N = V::N;
-    constexpr int64_t kAhead = 512 / sizeof(T); // these are more streams than the hardware follows
+    constexpr int64_t kBlock = int64_t{N} * U::kDepth; // elements of k
+    constexpr int64_t kAhead = 512 / sizeof(T);        // these are more streams than the hardware follows
+    auto *const panel = reinterpret_cast<typename V::Scalar *>(panel_); // bits are moved, whatever they are
     for (int64_t w = 0; w < width; w += N) {
         const int64_t lanes = width - w < N ? width - w : N;
         const T *rows = src + w * stride_w;
-        for (int64_t k = 0; k < kc; k += N) {
-            const int64_t depth = kc - k < N ? kc - k : N;
+        for (int64_t k = 0; k < kc; k += kBlock) {
+            const int64_t depth = kc - k < kBlock ? (kc - k + U::kDepth - 1) / U::kDepth : N; // units
             V x[N];
 #pragma GCC unroll 16
             for (int i = 0; i < N; ++i) {
                 const T *from = rows + i * stride_w + k;
                 __builtin_prefetch(from + kAhead);
-                x[i] = w + i >= valid ? zero(V{}) : depth == N ? load(from) : load_n(from, depth);
+                x[i] = w + i >= valid ? zero(V{}) : U::along_k(from, kc - k, least);
             }
             transpose(x);
-            typename V::Scalar *to = panel + k * width + w;
+            typename V::Scalar *to = panel + k / U::kDepth * width + w;
             if (depth == N && lanes == N) {
 #pragma GCC unroll 16
                 for (int i = 0; i < N; ++i) store(to + i * width, x[i]);
@@ -44,136 +144,229 @@ INFINI_INLINE void pack_transposed(typename Vec<T>::Scalar *panel, const T *src,
     }
 }
 
+/** to[i] = the unit of column i. */
 template <class T>
-void gemm_pack(void *panels_, const void *src_, int64_t stride_w, int64_t stride_k, int64_t count, int64_t width,
-               int64_t kc) {
-    using Acc = typename Vec<T>::Scalar;
-    Acc *panels = static_cast<Acc *>(panels_);
-    const T *src = static_cast<const T *>(src_);
-    if (stride_k == 1 && stride_w != 1) {
-        for (int64_t w = 0; w < count; w += width)
-            pack_transposed(panels + w * kc, src + w * stride_w, stride_w, count - w < width ? count - w : width, width,
-                            kc);
-        return;
+INFINI_INLINE void pack_across(typename Units<T>::Unit *to, const T *from, const T *next_k, int64_t n,
+                               typename Units<T>::Least &least) {
+    using U = Units<T>;
+    constexpr int N = U::Sums::N;
+    int64_t i = 0;
+    for (; i + 2 * N <= n; i += 2 * N) {
+        typename U::Vector x[2];
+        U::across(x, from + i, next_k == nullptr ? nullptr : next_k + i, least);
+        store(to + i, x[0]);
+        store(to + i + N, x[1]);
     }
-    // A row of src at a time, over all panels: memory is read in its own order.
-    for (int64_t k = 0; k < kc; ++k) {
-        const T *from = src + k * stride_k;
-        for (int64_t w = 0; w < count; w += width) {
-            Acc *to = panels + w * kc + k * width;
-            const int64_t valid = count - w < width ? count - w : width;
-            if (stride_w == 1)
-                convert(to, from + w, valid);
-            else
-                for (int64_t i = 0; i < valid; ++i) to[i] = to_acc(from[(w + i) * stride_w]);
-            for (int64_t i = valid; i < width; ++i) to[i] = 0;
-        }
+    for (; i < n; i += N) {
+        const int64_t count = n - i < N ? n - i : N;
+        store_n(to + i, U::across_n(from + i, next_k == nullptr ? nullptr : next_k + i, count, least), count);
     }
 }
 
+template <class T>
+int gemm_pack(void *panels_, int64_t panel_stride, const void *src_, int64_t stride_w, int64_t stride_k, int64_t count,
+              int64_t width, int64_t kc) {
+    using U = Units<T>;
+    auto *panels = static_cast<typename U::Unit *>(panels_);
+    const T *src = static_cast<const T *>(src_);
+    typename U::Least least;
+    if (stride_k == 1 && stride_w != 1) {
+        for (int64_t w = 0; w < count; w += width)
+            pack_transposed(panels + w / width * panel_stride, src + w * stride_w, stride_w,
+                            count - w < width ? count - w : width, width, kc, least);
+        return least.exponent();
+    }
+    // A row of src at a time, over all panels: memory is read in its own order.
+    for (int64_t k = 0; k < kc; k += U::kDepth) {
+        const T *from = src + k * stride_k, *next_k = k + 1 < kc ? from + stride_k : nullptr;
+        for (int64_t w = 0; w < count; w += width) {
+            auto *to = panels + w / width * panel_stride + k / U::kDepth * width;
+            const int64_t valid = count - w < width ? count - w : width;
+            const auto next = [&](int64_t at) { return next_k == nullptr ? nullptr : next_k + at; };
+            if (stride_w == 1)
+                pack_across(to, from + w, next(w), valid, least);
+            else
+                for (int64_t i = 0; i < valid; ++i)
+                    to[i] = U::one(from + (w + i) * stride_w, next((w + i) * stride_w), least);
+            for (int64_t i = valid; i < width; ++i) to[i] = {};
+        }
+    }
+    return least.exponent();
+}
+
+/* ---- products ---------------------------------------------------------------------------------------------------------- */
+
 /** R rows: the tallest tile that fits the registers, or less where A has fewer rows. */
-template <class V, int R>
-void gemm_multiply(int64_t kc, const void *a_, const void *b_, void *tile_, bool accumulate) {
+template <class T, int Exactness, int R>
+void gemm_multiply(int64_t units, const void *a_, const void *b_, const void *in_, void *out_) {
+    using V = typename Units<T>::Sums;
+    using Unit = typename Units<T>::Unit;
     using Acc = typename V::Scalar;
     constexpr int N = V::N;
-    const Acc *a = static_cast<const Acc *>(a_), *b = static_cast<const Acc *>(b_);
-    Acc *tile = static_cast<Acc *>(tile_);
+    const Unit *a = static_cast<const Unit *>(a_), *b = static_cast<const Unit *>(b_);
+    const Acc *in = static_cast<const Acc *>(in_);
+    Acc *out = static_cast<Acc *>(out_);
+    const Acc *wanted = in != nullptr ? in : out;
     V sums[R][2];
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = zero(V{});
     const auto step = [&] {
-        const V b0 = load(b), b1 = load(b + N);
+        const auto b0 = load(b), b1 = load(b + N);
 #pragma GCC unroll 16
         for (int i = 0; i < R; ++i) {
-            const V ai = broadcast(a[i]);
-            sums[i][0] = fma(ai, b0, sums[i][0]);
-            sums[i][1] = fma(ai, b1, sums[i][1]);
+            const auto ai = broadcast(a[i]);
+            sums[i][0] = multiply_add<Exactness>(ai, b0, sums[i][0]);
+            sums[i][1] = multiply_add<Exactness>(ai, b1, sums[i][1]);
         }
         a += R;
         b += 2 * N;
     };
     // Counting takes slots that multiply-adds need: once in four steps it costs 2 %, at every step 15 %.
-    int64_t k = 0;
+    int64_t u = 0;
     constexpr int64_t kLine = 64 / sizeof(Acc);
-    for (; k + 4 <= kc; k += 4) {
-        // The tile may be far away, and is wanted when the products are done: a cache line of it at a time.
-        if (k / 4 * kLine < R * 2 * N) __builtin_prefetch(tile + k / 4 * kLine, 1);
+    for (; u + 4 <= units; u += 4) {
+        // The sums may be far away, and are wanted when the products are done: a cache line of them at a time.
+        if (u / 4 * kLine < R * 2 * N) __builtin_prefetch(wanted + u / 4 * kLine);
         step();
         step();
         step();
         step();
     }
-    for (; k < kc; ++k) step();
+    for (; u < units; ++u) step();
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i)
         for (int j = 0; j < 2; ++j) {
-            Acc *to = tile + (i * 2 + j) * N;
-            store(to, accumulate ? load(to) + sums[i][j] : sums[i][j]);
+            const int64_t at = (i * 2 + j) * N;
+            store(out + at, in != nullptr ? load(in + at) + sums[i][j] : sums[i][j]);
         }
 }
 
-/** Depth rows of B times R rows of A, over n columns. First: the partial sums start at 0; last: they are added to sums. */
-template <class T, int R, int Depth>
-INFINI_INLINE void stream_rows(const typename Vec<T>::Scalar *a, const T *b, int64_t stride_k, int64_t n,
-                               typename Vec<T>::Scalar *sums, typename Vec<T>::Scalar *partial, int64_t ld, bool first,
-                               bool last, bool accumulate) {
-    using V = Vec<T>;
+/** Earlier sums and those of one tile of C * N columns, the last N of them n_last: to `sums`, or to c. */
+template <class T, int R, int C>
+INFINI_INLINE void finish_in_place(const GemmInPlace &g, int64_t j, int64_t n_last,
+                                   const typename Units<T>::Sums (&sums)[R][C]) {
+    using V = typename Units<T>::Sums;
+    using Acc = typename V::Scalar;
     constexpr int N = V::N;
-    for (int64_t j = 0; j < n; j += 2 * N) {
-        const int64_t left = n - j;
-        const bool whole = left >= 2 * N;
-        const int64_t n0 = left < N ? left : N, n1 = left < N ? 0 : left < 2 * N ? left - N : N;
-        V p[R][2];
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            p[r][0] = first ? zero(V{}) : load(partial + r * ld + j);
-            p[r][1] = first ? zero(V{}) : load(partial + r * ld + j + N);
-        }
-#pragma GCC unroll 16
-        for (int k = 0; k < Depth; ++k) {
-            const T *row = b + k * stride_k + j;
-            if constexpr (R <= 4) { // bound by memory: the next rows are on their way while these are multiplied
-                constexpr int64_t kLine = 64 / sizeof(T);
-                for (int64_t at = 0; at < 2 * N; at += kLine) __builtin_prefetch(row + Depth * stride_k + at, 0, 2);
+    const V alpha = broadcast(static_cast<Acc>(g.alpha)), beta = broadcast(static_cast<Acc>(g.beta));
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+            Acc *at = static_cast<Acc *>(g.sums) + r * g.ld + j + c * N;
+            const V total = g.add ? load(at) + sums[r][c] : sums[r][c];
+            if (g.c == nullptr) {
+                store(at, total);
+                continue;
             }
-            const V b0 = whole ? load(row) : load_n(row, n0), b1 = whole    ? load(row + N)
-                                                                   : n1 > 0 ? load_n(row + N, n1)
-                                                                            : zero(V{});
-#pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) {
-                const V ai = broadcast(a[k * R + r]);
-                p[r][0] = fma(ai, b0, p[r][0]);
-                p[r][1] = fma(ai, b1, p[r][1]);
-            }
+            T *to = static_cast<T *>(g.c) + r * g.c_row + j + c * N;
+            const V product = alpha * total;
+            if (c < C - 1 || n_last == N)
+                store(to, g.beta == 0 ? product : fma(beta, load(to), product));
+            else
+                store_n(to, g.beta == 0 ? product : fma(beta, load_n(to, n_last), product), n_last);
         }
-        typename V::Scalar *to = last ? sums : partial;
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            typename V::Scalar *at = to + r * ld + j;
-            const bool add = last && accumulate;
-            store(at, add ? load(at) + p[r][0] : p[r][0]);
-            store(at + N, add ? load(at + N) + p[r][1] : p[r][1]);
-        }
-    }
 }
 
-/** Eight rows of B at a time: as many as the hardware follows streams of, and enough to keep the partial sums, which live in
- *  the cache, from being the bottleneck. */
-template <class T, int R>
-void gemm_stream(int64_t kc, const void *a_, const void *b_, int64_t stride_k, int64_t n, void *sums_, void *partial_,
-                 int64_t ld, bool accumulate) {
-    using Acc = typename Vec<T>::Scalar;
-    constexpr int kDepth = 8;
-    const Acc *a = static_cast<const Acc *>(a_);
-    const T *b = static_cast<const T *>(b_);
-    Acc *sums = static_cast<Acc *>(sums_), *partial = static_cast<Acc *>(partial_);
-    int64_t k = 0;
-    for (; k + kDepth <= kc; k += kDepth)
-        stream_rows<T, R, kDepth>(a + k * R, b + k * stride_k, stride_k, n, sums, partial, ld, k == 0, k + kDepth == kc,
-                                  accumulate);
-    for (; k < kc; ++k)
-        stream_rows<T, R, 1>(a + k * R, b + k * stride_k, stride_k, n, sums, partial, ld, k == 0, k + 1 == kc,
-                             accumulate);
+/** One tile of R rows and C * N columns, or of n_last < N columns if C is 1. */
+template <class T, int Exactness, int R, int C>
+INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, typename Units<T>::Least &least) {
+    using U = Units<T>;
+    using V = typename U::Sums;
+    constexpr int N = V::N;
+    const auto *a = static_cast<const typename U::Unit *>(g.a);
+    const T *b = static_cast<const T *>(g.b) + j;
+    const int64_t stride = g.b_stride;
+    V sums[R][C];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) sums[r][c] = zero(V{});
+    // What is multiplied next is fetched a row at a time meanwhile: the columns beside these, or the first ones of the rows below.
+    const int64_t ahead = !g.more ? 0 : j + (C + 1) * N <= g.n ? C * N : g.kc * stride - j;
+    const auto step = [&](bool pairs_up) {
+        typename U::Vector x[C];
+        const T *next_k = pairs_up && U::kDepth > 1 ? b + stride : nullptr;
+        constexpr int64_t kLine = 64 / sizeof(T);
+#pragma GCC unroll 2
+        for (int d = 0; d < U::kDepth; ++d)
+#pragma GCC unroll 8
+            for (int64_t at = 0; at < C * N; at += kLine) __builtin_prefetch(b + d * stride + ahead + at, 0, 2);
+        if constexpr (C == 1)
+            x[0] = U::across_n(b, next_k, n_last, least);
+        else
+            U::across(x, b, next_k, least);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const auto ar = broadcast(a[r * g.a_row]);
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) sums[r][c] = multiply_add<Exactness>(ar, x[c], sums[r][c]);
+        }
+        a += g.a_unit;
+        b += U::kDepth * stride;
+    };
+    for (int64_t u = g.kc / U::kDepth; u > 0; --u) step(true);
+    if (g.kc % U::kDepth != 0) step(false);
+    finish_in_place<T, R, C>(g, j, n_last, sums);
+}
+
+/** As many sums as the registers hold beside a row of B: the fewer rows, the longer the runs of B. */
+template <int R>
+constexpr int kTileVectors = 2 * kGemmRows / R > 8 ? 8 : 2 * kGemmRows / R;
+
+template <class T, int Exactness, int R>
+int gemm_rows(const GemmInPlace &g) {
+    constexpr int N = Units<T>::Sums::N, C = kTileVectors<R>;
+    typename Units<T>::Least least;
+    int64_t j = 0;
+    for (; j + C * N <= g.n; j += C * N) rows_tile<T, Exactness, R, C>(g, j, N, least);
+    if constexpr (C > 2)
+        for (; j + 2 * N <= g.n; j += 2 * N) rows_tile<T, Exactness, R, 2>(g, j, N, least);
+    for (; j < g.n; j += N) rows_tile<T, Exactness, R, 1>(g, j, g.n - j < N ? g.n - j : N, least);
+    return least.exponent();
+}
+
+/** Columns of B that are contiguous in k: N x N blocks are transposed in registers and used at once. */
+template <class T, int Exactness, int R>
+int gemm_columns(const GemmInPlace &g) {
+    using U = Units<T>;
+    using V = typename U::Sums;
+    constexpr int N = V::N;
+    constexpr int64_t kBlock = int64_t{N} * U::kDepth, kAhead = 1024 / sizeof(T);
+    const auto *a_rows = static_cast<const typename U::Unit *>(g.a);
+    typename U::Least least;
+    for (int64_t j = 0; j < g.n; j += N) {
+        const int64_t n = g.n - j < N ? g.n - j : N;
+        const T *b = static_cast<const T *>(g.b) + j * g.b_stride;
+        V sums[R][1];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) sums[r][0] = zero(V{});
+        const auto *a = a_rows;
+        const auto block = [&](int64_t left, int64_t units) {
+            V x[N];
+#pragma GCC unroll 16
+            for (int i = 0; i < N; ++i) {
+                __builtin_prefetch(b + i * g.b_stride + kAhead, 0, 2);
+                x[i] = i < n ? U::along_k(b + i * g.b_stride, left, least) : zero(V{});
+            }
+            transpose(x);
+#pragma GCC unroll 16
+            for (int u = 0; u < N; ++u) {
+                if (u >= units) break;
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r)
+                    sums[r][0] =
+                        multiply_add<Exactness>(broadcast(a[r * g.a_row + u * g.a_unit]), U::vector(x[u]), sums[r][0]);
+            }
+            b += kBlock;
+            a += N * g.a_unit;
+        };
+        int64_t k = 0;
+        for (; k + kBlock <= g.kc; k += kBlock) block(kBlock, N);
+        if (k < g.kc) block(g.kc - k, (g.kc - k + U::kDepth - 1) / U::kDepth);
+        finish_in_place<T, R, 1>(g, j, n, sums);
+    }
+    return least.exponent();
 }
 
 template <class T>
@@ -206,25 +399,46 @@ void gemm_store(void *c_, int64_t row_stride, int64_t col_stride, const void *su
     }
 }
 
-template <class V, int R>
-constexpr void fill_multiply(GemmMultiply *multiply) {
-    multiply[R] = gemm_multiply<V, R>;
-    if constexpr (R > 1) fill_multiply<V, R - 1>(multiply);
+template <class T, int Exactness, int R>
+constexpr void fill_multiply(GemmKernel &kernel) {
+    kernel.multiply[Exactness][R] = gemm_multiply<T, Exactness, R>;
+    if constexpr (R > 1) fill_multiply<T, Exactness, R - 1>(kernel);
 }
 
-template <class T, int R>
-constexpr void fill_stream(GemmStream *stream) {
-    stream[R] = gemm_stream<T, R>;
-    if constexpr (R > 1) fill_stream<T, R - 1>(stream);
+template <class T, int Exactness, int R>
+constexpr void fill_in_place(GemmKernel &kernel) {
+    if constexpr (R <= kInPlaceMaxRows) {
+        kernel.rows[Exactness][R] = gemm_rows<T, Exactness, R>;
+        kernel.columns[Exactness][R] = gemm_columns<T, Exactness, R>;
+    }
+}
+
+template <class T, int Exactness>
+constexpr void fill_products(GemmKernel &kernel) {
+    fill_multiply<T, Exactness, kGemmRows>(kernel);
+    static_assert(sizeof kInPlaceRows / sizeof *kInPlaceRows == 5);
+    fill_in_place<T, Exactness, kInPlaceRows[0]>(kernel);
+    fill_in_place<T, Exactness, kInPlaceRows[1]>(kernel);
+    fill_in_place<T, Exactness, kInPlaceRows[2]>(kernel);
+    fill_in_place<T, Exactness, kInPlaceRows[3]>(kernel);
+    fill_in_place<T, Exactness, kInPlaceRows[4]>(kernel);
 }
 
 template <class T>
 constexpr GemmKernel gemm_kernel() {
-    constexpr int kStreamRows = kGemmRows > 8 ? 8 : 4; // twice that many sums beside the rows of B
-    GemmKernel kernel{kGemmRows, 2 * Vec<T>::N, kStreamRows, sizeof(typename Vec<T>::Scalar), gemm_pack<T>, {},
-                      {},        gemm_store<T>};
-    fill_multiply<Vec<T>, kGemmRows>(kernel.multiply);
-    fill_stream<T, kStreamRows>(kernel.stream);
+    using U = Units<T>;
+    GemmKernel kernel{
+        kGemmRows, 2 * U::Sums::N, kInPlaceMaxRows, sizeof(typename U::Unit), U::kDepth, gemm_pack<T>, {}, {},
+        {},        gemm_store<T>};
+    fill_products<T, kFast>(kernel);
+    if constexpr (U::kFlush)
+        fill_products<T, kExact>(kernel);
+    else
+        for (int r = 0; r <= kGemmMaxRows; ++r) {
+            kernel.multiply[kExact][r] = kernel.multiply[kFast][r];
+            kernel.rows[kExact][r] = kernel.rows[kFast][r];
+            kernel.columns[kExact][r] = kernel.columns[kFast][r];
+        }
     return kernel;
 }
 

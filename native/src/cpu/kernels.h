@@ -28,34 +28,59 @@ using CopyRow = void (*)(void *dst, int64_t stride_dst, const void *src, int64_t
 using TransposeTile = void (*)(void *dst, const int64_t *dst_rows, const void *src, const int64_t *src_cols,
                                int64_t rows, int64_t cols);
 
-/** tile[rows][nr] (+)= A panel^T * B panel, each sum in order of k. */
-using GemmMultiply = void (*)(int64_t kc, const void *a_panel, const void *b_panel, void *tile, bool accumulate);
+/** out[rows][nr] = A panel^T * B panel, each sum in order of k; plus in[rows][nr] where `in` is not null. */
+using GemmMultiply = void (*)(int64_t units, const void *a_panel, const void *b_panel, const void *in, void *out);
 
 constexpr int kGemmMaxRows = 12; // of any instruction set's tile
 
-/** sums[r][j] (+)= sum over k < kc of a_panel[k][r] * b[k * stride_k + j], in order of k, for r < rows, j < n: the product with
- *  a B that is read where it lies, its rows contiguous, once. a_panel is acc[kc][rows], `partial` scratch like sums; both have
- *  rows of `ld` elements. */
-using GemmStream = void (*)(int64_t kc, const void *a_panel, const void *b, int64_t stride_k, int64_t n, void *sums,
-                            void *partial, int64_t ld, bool accumulate);
+/** A few rows of A times kc rows of a B that is read where it lies, in order of k. Strides in elements, those of A in units. */
+struct GemmInPlace {
+    int64_t kc;
+    const void *a; // a[r * a_row + u * a_unit], already of the type sums are kept in
+    int64_t a_row, a_unit;
+    const void *b; // see GemmKernel
+    int64_t b_stride;
+    int64_t n;  // columns
+    void *sums; // of the kc before, if there are any: [rows][ld], whole vectors
+    int64_t ld; // of sums
+    bool add;   // sums hold something
+    bool more;  // another kc follows in B: fetch its start
+    void *c;    // where the result goes, its columns contiguous; null: to sums
+    int64_t c_row;
+    float alpha, beta; // of c
+};
+/** Returns the least exponent met in B, see GemmKernel. */
+using GemmInPlaceKernel = int (*)(const GemmInPlace &);
 
-/** The parts of a blocked matrix product of one element type. "acc" is the type sums are kept in: float, or double for F64.
- *  Operands are packed into panels, acc[kc][width], width being at most mr for A and nr for B. */
+/** Heights of the row groups that kernels of this kind are made for, those up to in_place_rows of an instruction set. */
+constexpr int kInPlaceRows[] = {8, 6, 4, 2, 1};
+
+/** The parts of a matrix product of one element type. "acc" is the type sums are kept in: float, or double for F64. Operands are
+ *  packed into panels, unit[depth of the panel][width], width being at most mr for A and nr for B. A unit is one element of
+ *  the type acc, or `unit_k` neighbours in k of the operands' own type, for instructions that sum these up on their own.
+ *
+ *  Such instructions may flush subnormal numbers to 0. So whoever reads an operand for the first time finds the least
+ *  exponent in it, least_of_nothing if there is none or nobody needs to know, and where may_flush() says so, the kernels of
+ *  [kExact] are used, whose results are the same bits but for what would have been flushed. */
 struct GemmKernel {
-    int mr, nr;      // most rows, and columns, of the register tile
-    int stream_rows; // most rows of `stream`
-    int acc_size;    // bytes
-    /** Packs `count` rows (or columns) of depth kc into panels one after the other: panel[k][w] = src[w * stride_w + k * stride_k];
-     *  the last panel is filled up with 0. */
-    void (*pack)(void *panels, const void *src, int64_t stride_w, int64_t stride_k, int64_t count, int64_t width,
-                 int64_t kc);
-    GemmMultiply multiply[kGemmMaxRows + 1]; // by the rows of the A panel, 1 to mr
-    GemmStream stream[kGemmMaxRows + 1];     // by the rows of the A panel, 1 to stream_rows
+    int mr, nr;        // most rows, and columns, of the register tile
+    int in_place_rows; // most rows of the kernels that read B where it lies
+    int acc_size;      // bytes, and those of a unit
+    int unit_k;        // elements
+    /** Packs `count` rows (or columns) of depth kc into panels that are panel_stride units apart: element k of row w is
+     *  src[w * stride_w + k * stride_k]; the last panel is filled up with 0. Returns the least exponent. */
+    int (*pack)(void *panels, int64_t panel_stride, const void *src, int64_t stride_w, int64_t stride_k, int64_t count,
+                int64_t width, int64_t kc);
+    GemmMultiply multiply[2][kGemmMaxRows + 1];     // by exactness and the rows of the A panel, 1 to mr
+    GemmInPlaceKernel rows[2][kGemmMaxRows + 1];    // b[k * b_stride + j]
+    GemmInPlaceKernel columns[2][kGemmMaxRows + 1]; // b[j * b_stride + k]
     /** c[i * row_stride + j * col_stride] = alpha * sums[i * ld + j] + beta * c[...] for i < m, j < n, rounded once. c is not read
      *  when beta is 0. */
     void (*store)(void *c, int64_t row_stride, int64_t col_stride, const void *sums, int64_t ld, int64_t m, int64_t n,
                   float alpha, float beta);
 };
+enum { kFast, kExact };
+constexpr int kLeastOfNothing = 1 << 20;
 
 /** What the hardware can do at most, for benchmarks. Both return a number that depends on the work, so that it is done. */
 struct CeilingKernels {

@@ -11,6 +11,9 @@ struct f16 {
 struct bf16 {
     uint16_t bits;
 };
+struct pair { // of BF16, the first in the lower half
+    uint32_t bits;
+};
 struct u128 {
     uint64_t lo, hi;
 };

@@ -1,5 +1,6 @@
 /* Vectors of 8 floats and 4 doubles in AVX2 with FMA and F16C. */
 constexpr int kGemmRows = 6; // 12 sums, 2 of B, 1 of A: 15 of 16 registers
+constexpr int kInPlaceMaxRows = 6;
 
 struct VF {
     static constexpr int N = 8;
