@@ -25,18 +25,20 @@ namespace infini {
 
 namespace {
 
-constexpr int64_t kBlockK = 256;         // two panels of this depth share the first-level cache
-constexpr int64_t kBlockM = 2048;        // C of one block: 8 MiB of sums
-constexpr int64_t kBlockN = 1024;        // packed B: 1 MiB of F32
-constexpr int64_t kTaskRows = 168;       // of C in one task: its packed rows of A stay in the second-level cache
+constexpr int64_t kBlockK = 256;   // two panels of this depth share the first-level cache
+constexpr int64_t kBlockM = 2048;  // C of one block: 8 MiB of sums
+constexpr int64_t kBlockN = 1024;  // packed B: 1 MiB of F32
+constexpr int64_t kTaskRows = 168; // of C in one task: its packed rows of A stay in the second-level cache
 constexpr int64_t kTaskCols = 256;
 constexpr int64_t kFewRows = 64;         // up to here a row of B is used for all rows of A at once
 constexpr int64_t kPackK = 4 * kBlockK;  // of B packed at a time then: rows of it are read a page at a time
 constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
 constexpr int64_t kInPlaceFewRows = 32;
-constexpr int64_t kInPlaceColumns = 512;      // of B in one task
-constexpr int64_t kInPlaceBytes = 512 * 1024; // of a B that stays in the second-level cache, whatever the rows
-constexpr double kFlopsPerThread = 1 << 20;   // fewer are done before a second thread is awake
+constexpr int64_t kInPlaceRun =
+    2048; // bytes of a row of B in one task: a K block of them stays in the second-level cache
+constexpr int64_t kInPlaceFewRowsRun = 1024; // and so does the next one, which comes from memory meanwhile
+constexpr int64_t kInPlaceTaskRows = 96;    // of A: its part of a K block and their sums share the cache with that of B
+constexpr double kFlopsPerThread = 1 << 20; // fewer are done before a second thread is awake
 constexpr int64_t kLine = 64;
 
 int64_t ceil_div(int64_t x, int64_t y) { return x / y + (x % y != 0); }
@@ -249,8 +251,8 @@ struct Blocked final : Way {
     };
     Tasks tasks_of(const Block &block, int threads) const {
         const int64_t panels_m = ceil_div(block.m, mr), panels_n = ceil_div(block.n, nr);
-        const int64_t tasks_m = std::max(ceil_div(panels_m, std::max<int64_t>(kTaskRows / mr, 1)),
-                                         std::min<int64_t>(panels_m, threads));
+        const int64_t tasks_m =
+            std::max(ceil_div(panels_m, std::max<int64_t>(kTaskRows / mr, 1)), std::min<int64_t>(panels_m, threads));
         return {tasks_m, ceil_div(panels_n, std::max<int64_t>(kTaskCols / nr, 1))};
     }
 
@@ -291,23 +293,28 @@ struct Blocked final : Way {
 /* ---- in place ---------------------------------------------------------------------------------------------------------- */
 
 struct InPlace final : Way {
-    bool by_rows;   // which dimension of B is contiguous
-    bool packs_a;   // it must be converted
-    int64_t task_n; // columns of C in a task
+    bool by_rows;           // which dimension of B is contiguous
+    bool packs_a;           // it must be converted
+    int64_t task_m, task_n; // rows and columns of C in a task
     int64_t bytes_a, bytes_sums;
 
     static bool applies(const Gemm &g) {
-        const int64_t item = g.n * g.size, whole = item * g.k;
-        if (g.k > kFewRowsOfA / std::max<int64_t>(g.m, 1)) return false;
-        if (g.b.col == 1 && g.n > 1) return g.m <= kInPlaceFewRows || (!converts(g) && whole <= kInPlaceBytes);
-        return g.b.row == 1 && g.m <= g.kernel.in_place_rows;
+        if (g.b.col != 1 || g.n == 1) return g.b.row == 1 && g.m <= g.kernel.in_place_rows && a_fits(g);
+        // Elements that are converted at each use are worth it for few rows; else B comes from the caches again and again.
+        return (g.m <= kInPlaceFewRows && a_fits(g)) || (!converts(g) && g.a.col == 1);
     }
     static bool converts(const Gemm &g) { return g.size != g.kernel.acc_size; }
+    /** May A be packed as a whole? K alone can be as long as 0 strides allow. */
+    static bool a_fits(const Gemm &g) { return !converts(g) || g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1); }
 
     InPlace(const Gemm &gemm, int threads) : Way(gemm), by_rows(b.col == 1 && n > 1), packs_a(converts(gemm)) {
-        task_n = std::min(kInPlaceColumns, round_up(ceil_div(n, threads), nr));
+        constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
+        task_m = std::min(m, kInPlaceTaskRows);
+        const int64_t run = (m <= kInPlaceFewRows ? kInPlaceFewRowsRun : kInPlaceRun) / size;
+        task_n = std::min(round_up(run, nr), round_up(ceil_div(n, threads), nr));
+        while (threads > 1 && task_m > 32 && ceil_div(m, task_m) * ceil_div(n, task_n) < threads * kEach) task_m -= 8;
         bytes_a = packs_a ? acc_bytes(k_blocks() * units(kBlockK) * m) : 0;
-        bytes_sums = k_blocks() > 1 || c.col != 1 ? acc_bytes(m * task_n) : 0;
+        bytes_sums = k_blocks() > 1 || c.col != 1 ? acc_bytes(task_m * task_n) : 0;
     }
     int64_t workspace(int threads) const override { return bytes_a + bytes_sums * threads; }
 
@@ -319,16 +326,39 @@ struct InPlace final : Way {
                 least_a.meet(kernel.pack(r.workspace + block * units(kBlockK) * m * kernel.acc_size, 0,
                                          at_a(r.a, 0, k0), a.row, a.col, m, m, std::min(kBlockK, k - k0)));
             });
-        parallel_for(ceil_div(n, task_n), r.threads, [&](int64_t t, int slot) {
-            char *const sums = r.workspace + bytes_a + slot * bytes_sums;
-            const int64_t j0 = t * task_n, columns = std::min(task_n, n - j0);
-            const int least_b = multiply(r, j0, columns, sums, kFast);
+        const int64_t tasks_m = ceil_div(m, task_m);
+        parallel_for(tasks_m * ceil_div(n, task_n), r.threads, [&](int64_t t, int slot) {
+            const int64_t i0 = t % tasks_m * task_m, j0 = t / tasks_m * task_n;
+            const Task task{i0, j0, std::min(task_m, m - i0), std::min(task_n, n - j0),
+                            r.workspace + bytes_a + slot * bytes_sums};
+            const int least_b = multiply(r, task, kFast);
             // B has not been read before, so that it is known only now.
-            if (may_flush(least_a.exponent(), least_b)) multiply(r, j0, columns, sums, kExact);
+            if (may_flush(least_a.exponent(), least_b)) multiply(r, task, kExact);
         });
     }
 
-    int multiply(const Run &r, int64_t j0, int64_t columns, char *sums, int exactness) const {
+    /** Rows i0.., columns j0.. of C. */
+    struct Task {
+        int64_t i0, j0, m, n;
+        char *sums;
+    };
+
+    /** What the kernels fetch while they multiply group `group` of `groups`, where rows of B are contiguous. */
+    void fetch_ahead(const Run &r, const Task &t, int64_t k0, int64_t group, int64_t groups, GemmInPlace &g) const {
+        g.ahead = g.b;
+        g.ahead_every = 0;
+        if (!by_rows) return;
+        if (m > kInPlaceFewRows) { // the columns beside, which the other groups find in the cache
+            if (group > 0) return;
+            g.ahead = at_b(r.b, k0, t.j0 + 2 * nr);
+            g.ahead_every = 1;
+        } else if (k0 + kBlockK < k) { // its share of the next K block, so that memory is kept busy all the time
+            g.ahead = at_b(r.b, k0 + kBlockK + group * g.kc / groups, t.j0);
+            g.ahead_every = groups;
+        }
+    }
+
+    int multiply(const Run &r, const Task &t, int exactness) const {
         const GemmInPlaceKernel *const kernels = by_rows ? kernel.rows[exactness] : kernel.columns[exactness];
         int least = kLeastOfNothing;
         for (int64_t k0 = 0; k0 < k; k0 += kBlockK) {
@@ -337,26 +367,26 @@ struct InPlace final : Way {
             g.kc = std::min(kBlockK, k - k0);
             g.a_row = packs_a ? 1 : a.row;
             g.a_unit = packs_a ? m : a.col;
-            g.b = at_b(r.b, k0, j0);
+            g.b = at_b(r.b, k0, t.j0);
             g.b_stride = by_rows ? b.row : b.col;
-            g.n = columns;
+            g.n = t.n;
             g.ld = task_n;
             g.add = k0 > 0;
             g.c_row = c.row;
             g.alpha = r.alpha;
             g.beta = r.beta;
-            for (int64_t i = 0, rows; i < m; i += rows) {
+            for (int64_t i = 0, rows; i < t.m; i += rows) {
                 rows = *std::find_if(std::begin(kInPlaceRows), std::end(kInPlaceRows),
-                                     [&](int64_t rows) { return rows <= kernel.in_place_rows && rows <= m - i; });
-                g.more = i == 0 && !last;
-                g.a = packs_a ? r.workspace + (k0 / kBlockK * units(kBlockK) * m + i) * kernel.acc_size
-                              : at_a(r.a, i, k0);
-                g.sums = sums + i * task_n * kernel.acc_size;
-                g.c = to_c ? at_c(r.c, i, j0) : nullptr;
+                                     [&](int64_t rows) { return rows <= kernel.in_place_rows && rows <= t.m - i; });
+                fetch_ahead(r, t, k0, i / rows, ceil_div(t.m, rows), g);
+                g.a = packs_a ? r.workspace + (k0 / kBlockK * units(kBlockK) * m + t.i0 + i) * kernel.acc_size
+                              : at_a(r.a, t.i0 + i, k0);
+                g.sums = t.sums + i * task_n * kernel.acc_size;
+                g.c = to_c ? at_c(r.c, t.i0 + i, t.j0) : nullptr;
                 least = std::min(least, kernels[rows](g));
             }
         }
-        if (c.col != 1) kernel.store(at_c(r.c, 0, j0), c.row, c.col, sums, task_n, m, columns, r.alpha, r.beta);
+        if (c.col != 1) kernel.store(at_c(r.c, t.i0, t.j0), c.row, c.col, t.sums, task_n, t.m, t.n, r.alpha, r.beta);
         return least;
     }
 };

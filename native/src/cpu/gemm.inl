@@ -23,7 +23,7 @@ struct Units {
     /** The units of C * N columns, or of the first n < N. `next_k` is where the next k lies. */
     template <int C>
     static INFINI_INLINE void across(Vector (&x)[C], const T *p, const T *, Least &) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int c = 0; c < C; ++c) x[c] = load(p + c * Sums::N);
     }
     static INFINI_INLINE Vector across_n(const T *p, const T *, int64_t n, Least &) { return load_n(p, n); }
@@ -249,9 +249,9 @@ INFINI_INLINE void finish_in_place(const GemmInPlace &g, int64_t j, int64_t n_la
     using Acc = typename V::Scalar;
     constexpr int N = V::N;
     const V alpha = broadcast(static_cast<Acc>(g.alpha)), beta = broadcast(static_cast<Acc>(g.beta));
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int c = 0; c < C; ++c) {
             Acc *at = static_cast<Acc *>(g.sums) + r * g.ld + j + c * N;
             const V total = g.add ? load(at) + sums[r][c] : sums[r][c];
@@ -278,28 +278,32 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
     const T *b = static_cast<const T *>(g.b) + j;
     const int64_t stride = g.b_stride;
     V sums[R][C];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int c = 0; c < C; ++c) sums[r][c] = zero(V{});
-    // What is multiplied next is fetched a row at a time meanwhile: the columns beside these, or the first ones of the rows below.
-    const int64_t ahead = !g.more ? 0 : j + (C + 1) * N <= g.n ? C * N : g.kc * stride - j;
+    const T *ahead = static_cast<const T *>(g.ahead) + j;
+    int64_t wait = g.ahead_every;
     const auto step = [&](bool pairs_up) {
         typename U::Vector x[C];
         const T *next_k = pairs_up && U::kDepth > 1 ? b + stride : nullptr;
-        constexpr int64_t kLine = 64 / sizeof(T);
+        if (--wait == 0) {
+            constexpr int64_t kLine = 64 / sizeof(T);
 #pragma GCC unroll 2
-        for (int d = 0; d < U::kDepth; ++d)
-#pragma GCC unroll 8
-            for (int64_t at = 0; at < C * N; at += kLine) __builtin_prefetch(b + d * stride + ahead + at, 0, 2);
+            for (int d = 0; d < U::kDepth; ++d)
+#pragma GCC unroll 16
+                for (int64_t at = 0; at < C * N; at += kLine) __builtin_prefetch(ahead + d * stride + at, 0, 2);
+            ahead += U::kDepth * stride;
+            wait = g.ahead_every;
+        }
         if constexpr (C == 1)
             x[0] = U::across_n(b, next_k, n_last, least);
         else
             U::across(x, b, next_k, least);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             const auto ar = broadcast(a[r * g.a_row]);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int c = 0; c < C; ++c) sums[r][c] = multiply_add<Exactness>(ar, x[c], sums[r][c]);
         }
         a += g.a_unit;
@@ -310,13 +314,16 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
     finish_in_place<T, R, C>(g, j, n_last, sums);
 }
 
-/** As many sums as the registers hold beside a row of B: the fewer rows, the longer the runs of B. */
-template <int R>
-constexpr int kTileVectors = 2 * kGemmRows / R > 8 ? 8 : 2 * kGemmRows / R;
+/** As many sums as the registers hold beside what is loaded: the fewer rows, the longer the runs of B. */
+template <class T, int R>
+constexpr int tile_vectors() {
+    constexpr int kMost = Units<T>::kDepth == 1 ? 16 : 8; // pairs are made of whole rows before they are multiplied
+    return 2 * kGemmRows / R < kMost ? 2 * kGemmRows / R : kMost;
+}
 
 template <class T, int Exactness, int R>
 int gemm_rows(const GemmInPlace &g) {
-    constexpr int N = Units<T>::Sums::N, C = kTileVectors<R>;
+    constexpr int N = Units<T>::Sums::N, C = tile_vectors<T, R>();
     typename Units<T>::Least least;
     int64_t j = 0;
     for (; j + C * N <= g.n; j += C * N) rows_tile<T, Exactness, R, C>(g, j, N, least);
@@ -339,7 +346,7 @@ int gemm_columns(const GemmInPlace &g) {
         const int64_t n = g.n - j < N ? g.n - j : N;
         const T *b = static_cast<const T *>(g.b) + j * g.b_stride;
         V sums[R][1];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r) sums[r][0] = zero(V{});
         const auto *a = a_rows;
         const auto block = [&](int64_t left, int64_t units) {
@@ -353,7 +360,7 @@ int gemm_columns(const GemmInPlace &g) {
 #pragma GCC unroll 16
             for (int u = 0; u < N; ++u) {
                 if (u >= units) break;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
                 for (int r = 0; r < R; ++r)
                     sums[r][0] =
                         multiply_add<Exactness>(broadcast(a[r * g.a_row + u * g.a_unit]), U::vector(x[u]), sums[r][0]);

@@ -44,8 +44,10 @@ struct GemmInPlace {
     void *sums; // of the kc before, if there are any: [rows][ld], whole vectors
     int64_t ld; // of sums
     bool add;   // sums hold something
-    bool more;  // another kc follows in B: fetch its start
-    void *c;    // where the result goes, its columns contiguous; null: to sums
+    const void
+        *ahead; // rows of B to fetch meanwhile, by the kernels of `rows`: one in so many steps, none if that is 0
+    int64_t ahead_every;
+    void *c; // where the result goes, its columns contiguous; null: to sums
     int64_t c_row;
     float alpha, beta; // of c
 };
