@@ -31,7 +31,6 @@ constexpr int64_t kBlockN = 1024;  // packed B: 1 MiB of F32
 constexpr int64_t kTaskRows = 168; // of C in one task: its packed rows of A stay in the second-level cache
 constexpr int64_t kTaskCols = 256;
 constexpr int64_t kFewRows = 64;         // up to here a row of B is used for all rows of A at once
-constexpr int64_t kPackK = 4 * kBlockK;  // of B packed at a time then: rows of it are read a page at a time
 constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
 constexpr int64_t kInPlaceFewRows = 32;
 constexpr int64_t kInPlaceRun =
@@ -311,7 +310,7 @@ struct InPlace final : Way {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         task_m = std::min(m, kInPlaceTaskRows);
         const int64_t run = (m <= kInPlaceFewRows ? kInPlaceFewRowsRun : kInPlaceRun) / size;
-        task_n = std::min(round_up(run, nr), round_up(ceil_div(n, threads), nr));
+        task_n = std::min(by_rows ? round_up(run, nr) : nr, round_up(ceil_div(n, threads), nr));
         while (threads > 1 && task_m > 32 && ceil_div(m, task_m) * ceil_div(n, task_n) < threads * kEach) task_m -= 8;
         bytes_a = packs_a ? acc_bytes(k_blocks() * units(kBlockK) * m) : 0;
         bytes_sums = k_blocks() > 1 || c.col != 1 ? acc_bytes(task_m * task_n) : 0;
@@ -402,11 +401,11 @@ struct Columns final : Way {
     static bool applies(const Gemm &g) { return g.m <= kFewRows && g.k <= kFewRowsOfA / round_up(g.m, g.mr); }
 
     explicit Columns(const Gemm &gemm) : Way(gemm) {
-        constexpr int64_t kPanels = 4;
+        constexpr int64_t kPanels = 2; // of B: with a K block of them in the cache, rows are read a KiB at a time
         panels_m = ceil_div(m, mr);
         task_n = std::min(kPanels * nr, round_up(n, nr));
         bytes_a = acc_bytes(panels_m * mr * k_blocks() * units(kBlockK));
-        bytes_b = acc_bytes(task_n * units(std::min(k, kPackK)));
+        bytes_b = acc_bytes(task_n * units(std::min(k, kBlockK)));
         bytes_sums = acc_bytes(panels_m * mr * task_n);
     }
     int64_t workspace(int threads) const override { return bytes_a + (bytes_b + bytes_sums) * threads; }
@@ -431,20 +430,15 @@ struct Columns final : Way {
 
     void multiply(const Run &r, int64_t j0, int64_t columns, int least_a, char *panels_b, char *sums) const {
         const int64_t tile_bytes = mr * nr * kernel.acc_size, tiles = ceil_div(columns, nr);
-        for (int64_t k0 = 0; k0 < k; k0 += kPackK) {
-            const int64_t packed = std::min(kPackK, k - k0);
-            const int least_b =
-                kernel.pack(panels_b, units(packed) * nr, at_b(r.b, k0, j0), b.col, b.row, columns, nr, packed);
+        for (int64_t k0 = 0; k0 < k; k0 += kBlockK) {
+            const int64_t kc = std::min(kBlockK, k - k0), depth = units(kc);
+            const int least_b = kernel.pack(panels_b, depth * nr, at_b(r.b, k0, j0), b.col, b.row, columns, nr, kc);
             const GemmMultiply multiply = kernel.multiply[may_flush(least_a, least_b) ? kExact : kFast][mr];
             for (int64_t j = 0; j < tiles; ++j)
-                for (int64_t l = 0; l < packed; l += kBlockK) {
-                    const int64_t depth = units(std::min(kBlockK, packed - l));
-                    for (int64_t p = 0; p < panels_m; ++p) {
-                        char *const tile = sums + (j * panels_m + p) * tile_bytes;
-                        multiply(depth, block_a(r, k0 + l) + p * mr * depth * kernel.acc_size,
-                                 panels_b + (j * units(packed) + l / kernel.unit_k) * nr * kernel.acc_size,
-                                 k0 + l > 0 ? tile : nullptr, tile);
-                    }
+                for (int64_t p = 0; p < panels_m; ++p) {
+                    char *const tile = sums + (j * panels_m + p) * tile_bytes;
+                    multiply(depth, block_a(r, k0) + p * mr * depth * kernel.acc_size,
+                             panels_b + j * depth * nr * kernel.acc_size, k0 > 0 ? tile : nullptr, tile);
                 }
         }
         for (int64_t j = 0; j < tiles; ++j)

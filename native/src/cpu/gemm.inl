@@ -114,7 +114,7 @@ INFINI_INLINE void pack_transposed(typename Units<T>::Unit *panel_, const T *src
     using V = typename U::Sums;
     constexpr int N = V::N;
     constexpr int64_t kBlock = int64_t{N} * U::kDepth; // elements of k
-    constexpr int64_t kAhead = 512 / sizeof(T);        // these are more streams than the hardware follows
+    constexpr int64_t kAhead = 1024 / sizeof(T);       // these are more streams than the hardware follows
     auto *const panel = reinterpret_cast<typename V::Scalar *>(panel_); // bits are moved, whatever they are
     for (int64_t w = 0; w < width; w += N) {
         const int64_t lanes = width - w < N ? width - w : N;
@@ -125,7 +125,7 @@ INFINI_INLINE void pack_transposed(typename Units<T>::Unit *panel_, const T *src
 #pragma GCC unroll 16
             for (int i = 0; i < N; ++i) {
                 const T *from = rows + i * stride_w + k;
-                __builtin_prefetch(from + kAhead);
+                __builtin_prefetch(from + kAhead, 0, 2);
                 x[i] = w + i >= valid ? zero(V{}) : U::along_k(from, kc - k, least);
             }
             transpose(x);
