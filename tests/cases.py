@@ -550,6 +550,13 @@ def _elementwise() -> Iterator[Case]:
             for layout in LAYOUTS:
                 yield alike(op, dtype, shape, ("C", layout, "C"))
                 yield alike(op, dtype, shape, ("C", "C", layout))
+        # Rows longer than a block, at every alignment: the blocks at both ends overlap those between them.
+        yield alike(op, dtype, (35, 131), ("padded", "C", "reversed_rows"))
+        yield alike(op, dtype, (35, 131), ("padded", "padded", "C"), alias=(("c", "a"),))
+        yield alike(op, dtype, (35, 131), ("padded", "last_zero", "padded"), alias=(("c", "b"),))
+        for size in (257, 511, 600):  # strides that are gathered in vectors, some at a time
+            yield alike(op, dtype, (3, size), ("offset", "sliced", "mirrored"), edge="end")
+            yield alike(op, dtype, (3, size), ("sliced", "mirrored", "column"), edge="begin")
         for layout in OUTPUT_LAYOUTS:
             other = "C" if layout == "T" else "T"
             yield alike(op, dtype, (5, 33), (layout, layout, other), alias=(("c", "a"),))
@@ -607,6 +614,13 @@ def _add_rms_norm() -> Iterator[Case]:
         for alias in _NORM_ALIASES:
             for layout in ("C", "padded", "reversed_rows"):
                 yield norm(dtype, (5, 33), (layout,) * 4, alias=alias)
+        for shape in sizes(
+            "1x8191 1x8192 1x8193 1x50000 3x16411"
+        ):  # the longer ones are shared among threads
+            yield norm(dtype, shape)
+            yield norm(dtype, shape, ("padded", "C", "C", "reversed_rows"), edge="end")
+        yield norm(dtype, (1, 2200003))  # more than as many chunks of the usual length as there may be
+        yield norm(dtype, (2, 16411), ("padded",) * 4, alias=(("y", "a"), ("residual_out", "b")))
         for epsilon in (0.0, 1e-6, 1.0, 1e4):
             yield norm(dtype, (5, 33), epsilon=epsilon)
         for data in ("outliers", "zeros", "nonfinite"):

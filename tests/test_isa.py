@@ -36,8 +36,8 @@ def _lower_isas() -> tuple[str, ...]:
     return ISAS[: ISAS.index(infiniop_py.cpu_isa())]
 
 
-def _start(isa: str, *arguments: str) -> subprocess.Popen[str]:
-    environment = dict(os.environ, INFINIOP_MAX_ISA=isa)
+def _start(isa: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    environment = dict(os.environ, INFINIOP_MAX_ISA=isa, **variables)
     environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
         [sys.executable, *arguments],
@@ -114,11 +114,12 @@ def test_table_and_rounding(isa: str, table_runs: dict[str, subprocess.Popen[str
 
 
 @best_only
-def test_same_bits_on_every_isa() -> None:
-    children = {
-        isa: _start(isa, "-c", "import json, test_isa; print(json.dumps(test_isa.digests()))")
-        for isa in _lower_isas()
-    }
+@pytest.mark.parametrize("stream_bytes", ["inf", "0"])
+def test_same_bits_on_every_isa(stream_bytes: str) -> None:
+    """And when every result is written past the caches, which else only large ones are."""
+    isas = ISAS[: ISAS.index(infiniop_py.cpu_isa()) + 1] if stream_bytes == "0" else _lower_isas()
+    script = "import json, test_isa; print(json.dumps(test_isa.digests()))"
+    children = {isa: _start(isa, "-c", script, INFINIOP_STREAM_BYTES=stream_bytes) for isa in isas}
     expected = digests()
     for isa, child in children.items():
         got = json.loads(_output(child))
@@ -126,3 +127,14 @@ def test_same_bits_on_every_isa() -> None:
         assert not different, (
             f"{isa} and {infiniop_py.cpu_isa()} differ in {len(different)} rows: {different[:5]}"
         )
+
+
+@best_only
+@pytest.mark.parametrize("isa", ISAS)
+def test_rows_past_the_caches(isa: str) -> None:
+    """The guards around the results, the ends of pages, and norms, whose bits may differ between the sets."""
+    rows = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(TESTS / "test_ops.py"))
+    child = _start(
+        isa, *rows, "-k", "test_case and (add- or mul- or add_rms_norm)", INFINIOP_STREAM_BYTES="0"
+    )
+    assert " passed" in _output(child)

@@ -1,4 +1,5 @@
 /* add, mul and their relatives on the CPU. */
+#include "cpu/caches.h"
 #include "cpu/cpu_plan.h"
 #include "cpu/isa.h"
 #include "cpu/tiles.h"
@@ -10,22 +11,30 @@ namespace {
 enum { kC, kA, kB };
 
 struct BinaryPlan final : CpuPlan {
-    BinaryPlan(const InfiniProblem &problem, BinaryRow row)
-        : loop(problem.operands), kernel(row), size(kDtypes[problem.operands[kC].dtype].size) {}
+    BinaryPlan(const InfiniProblem &problem, BinaryRow row, BinaryRow stream)
+        : loop(problem.operands), kernel(row), size(kDtypes[problem.operands[kC].dtype].size) {
+        const double elements = static_cast<double>(loop.rows) * static_cast<double>(loop.n);
+        if (loop.step[kC] == 1 && worth_streaming(elements * static_cast<double>(size)))
+            kernel_elsewhere = stream;
+        else
+            kernel_elsewhere = row;
+    }
 
     void run(const InfiniCall &call) const override {
         char *const c = static_cast<char *>(call.operands[kC]);
         const char *const a = static_cast<const char *>(call.operands[kA]);
         const char *const b = static_cast<const char *>(call.operands[kB]);
         const int64_t cache_line = 64 / size;
+        const bool elsewhere = c != a && c != b && reinterpret_cast<uintptr_t>(c) % static_cast<size_t>(size) == 0;
+        const BinaryRow row = elsewhere ? kernel_elsewhere : kernel;
         loop.parallel_walk(cache_line, [&](const int64_t *at, int64_t first, int64_t n) {
-            kernel(c + at[kC] + first * loop.step[kC] * size, loop.step[kC], a + at[kA] + first * loop.step[kA] * size,
-                   loop.step[kA], b + at[kB] + first * loop.step[kB] * size, loop.step[kB], n);
+            row(c + at[kC] + first * loop.step[kC] * size, loop.step[kC], a + at[kA] + first * loop.step[kA] * size,
+                loop.step[kA], b + at[kB] + first * loop.step[kB] * size, loop.step[kB], n);
         });
     }
 
     RowLoop<3> loop;
-    BinaryRow kernel;
+    BinaryRow kernel, kernel_elsewhere; // where c is neither a nor b
     int64_t size;
 };
 
@@ -82,22 +91,22 @@ struct BinaryTilePlan final : CpuPlan {
     int64_t source_cols[3][kTile], buffer_rows[kTile];
 };
 
-std::unique_ptr<CpuPlan> plan_binary(const InfiniProblem &problem, const BinaryRow *rows) {
+std::unique_ptr<CpuPlan> plan_binary(const InfiniProblem &problem, BinaryOp op) {
     const InfiniOperand *x = problem.operands;
-    const BinaryRow row = rows[x[kC].dtype];
+    const BinaryRow row = kernels().binary[op][x[kC].dtype];
     const int last = x[kC].ndim - 1;
     for (int d = 0; d < last; ++d)
         for (int i : {kA, kB})
             if (x[kC].stride[last] == 1 && BinaryTilePlan::transposed(x[i].stride[d], x[i].stride[last]))
                 return std::make_unique<BinaryTilePlan>(problem, row, d);
-    return std::make_unique<BinaryPlan>(problem, row);
+    return std::make_unique<BinaryPlan>(problem, row, kernels().binary_stream[op][x[kC].dtype]);
 }
 
 } // namespace
 
 #define INFINI_BINARY_PLANNER(ID, name, Name)                                      \
     std::unique_ptr<CpuPlan> plan_##name(const InfiniProblem &problem, size_t *) { \
-        return plan_binary(problem, kernels().binary[kBinary##Name]);              \
+        return plan_binary(problem, kBinary##Name);                                \
     }
 INFINI_BINARY_LIST(INFINI_BINARY_PLANNER)
 

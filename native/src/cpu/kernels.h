@@ -17,8 +17,19 @@ constexpr int kDtypeCount = INFINI_DTYPE_BF16 + 1;
 using BinaryRow = void (*)(void *c, int64_t stride_c, const void *a, int64_t stride_a, const void *b, int64_t stride_b,
                            int64_t n);
 
-/** One row of add_rms_norm; y, r, a, b, w: [n], unit stride. r or y may be exactly a or b. */
-using NormRow = void (*)(void *y, void *r, const void *a, const void *b, const void *w, int64_t n, float epsilon);
+constexpr int64_t kNormChunk = 8192; // most elements of a row that NormKernel::row takes
+
+/** add_rms_norm; y, r, a, b, w: [n], unit stride. r or y may be exactly a or b. */
+struct NormKernel {
+    /** A row of up to kNormChunk elements. */
+    void (*row)(void *y, void *r, const void *a, const void *b, const void *w, int64_t n, float epsilon);
+    /** The same past the caches; neither r nor y is a or b. */
+    void (*row_stream)(void *y, void *r, const void *a, const void *b, const void *w, int64_t n, float epsilon);
+    /** Part of a longer row: r = a + b; returns the sum of the squares. */
+    double (*add)(void *r, const void *a, const void *b, int64_t n);
+    /** Part of one of n_row elements whose squares sum up to square_sum: y. */
+    void (*multiply)(void *y, const void *r, const void *w, int64_t n, double square_sum, int64_t n_row, float epsilon);
+};
 
 /** dst[i * stride_dst] = src[i * stride_src] for i < n; strides in elements. */
 using CopyRow = void (*)(void *dst, int64_t stride_dst, const void *src, int64_t stride_src, int64_t n);
@@ -94,9 +105,11 @@ struct CeilingKernels {
 
 struct KernelTable {
     const char *name;
-    BinaryRow binary[kBinaryOpCount][kDtypeCount];  // by dtype; null where the operator does not take it
-    NormRow add_rms_norm[kDtypeCount][kDtypeCount]; // by dtype of the tensors and of the weight
-    CopyRow copy[5];                                // by log2 of the element size
+    BinaryRow binary[kBinaryOpCount][kDtypeCount]; // by dtype; null where the operator does not take it
+    BinaryRow binary_stream[kBinaryOpCount]
+                           [kDtypeCount]; // c past the caches; c is not a or b, and aligned to its elements
+    NormKernel add_rms_norm[kDtypeCount][kDtypeCount]; // by dtype of the tensors and of the weight
+    CopyRow copy[5];                                   // by log2 of the element size
     TransposeTile transpose[5];
     GemmKernel gemm[kDtypeCount];
     CeilingKernels ceilings;

@@ -28,6 +28,7 @@ struct u128 {
 #include "cpu/vec_portable.inl"
 #endif
 #include "cpu/vec_common.inl"
+#include "cpu/block.inl"
 
 #include "cpu/binary.inl"
 #include "cpu/norm.inl"
@@ -38,7 +39,9 @@ struct u128 {
 constexpr KernelTable make_table() {
     KernelTable t{};
     t.name = INFINI_STRINGIFY(INFINI_ISA);
-#define INFINI_FILL_BINARY(ID, name, Name) fill_binary<Name>(t.binary[kBinary##Name]);
+#define INFINI_FILL_BINARY(ID, name, Name)             \
+    fill_binary<Name, false>(t.binary[kBinary##Name]); \
+    fill_binary<Name, true>(t.binary_stream[kBinary##Name]);
     INFINI_BINARY_LIST(INFINI_FILL_BINARY)
 #undef INFINI_FILL_BINARY
     fill_norm(t);

@@ -1,53 +1,123 @@
 /* Rows of add_rms_norm. */
 
-/** Pass 1 writes the rounded sums and squares what it wrote; pass 2 finds the row in the cache. */
-template <class T, class W>
-void norm_row(void *y_, void *r_, const void *a_, const void *b_, const void *w_, int64_t n, float epsilon) {
-    using V = Vec<T>;
-    using Scalar = typename V::Scalar;
-    constexpr int N = V::N, kSums = 4; // enough independent sums to hide the latency of an addition
-    T *y = static_cast<T *>(y_), *r = static_cast<T *>(r_);
-    const T *a = static_cast<const T *>(a_), *b = static_cast<const T *>(b_);
-    const W *w = static_cast<const W *>(w_);
-
+/** r = a + b; returns the sum of the squares of r as it is written, in an order that depends on n alone. */
+template <class T>
+INFINI_INLINE double norm_sum(T *r, const T *a, const T *b, int64_t n) {
+    using V = typename Block<T>::V;
+    constexpr int N = Block<T>::N, kSums = 4; // enough independent sums to hide the latency of an addition
     V sums[kSums] = {zero(V{}), zero(V{}), zero(V{}), zero(V{})};
-    int64_t i = 0;
-    for (; i + kSums * N <= n; i += kSums * N) {
-#pragma GCC unroll 4
-        for (int s = 0; s < kSums; ++s) {
-            T *at = r + i + s * N;
-            store(at, load(a + i + s * N) + load(b + i + s * N));
-            const V x = load(at); // as rounded
-            sums[s] = fma(x, x, sums[s]);
+    const auto square = [&](const Block<T> &x, int first_sum) INFINI_INLINE_LAMBDA {
+        for (int p = 0; p < kParts<T>; ++p) {
+            V &s = sums[(first_sum + p) % kSums];
+            s = fma(x.part[p], x.part[p], s);
         }
-    }
-    for (; i + N <= n; i += N) {
-        store(r + i, load(a + i) + load(b + i));
-        const V x = load(r + i);
-        sums[0] = fma(x, x, sums[0]);
-    }
+    };
+    const auto block = [&](int64_t i, int first_sum) INFINI_INLINE_LAMBDA {
+        const Packed<T> rounded = pack(add_blocks(load_block(a + i), load_block(b + i)));
+        put<false>(r + i, rounded);
+        square(kReadBack<T> ? load_block(r + i) : unpack(rounded), first_sum);
+    };
+    constexpr int kBlocks = kSums / kParts<T>;
+    int64_t i = 0;
+    for (; i + kBlocks * N <= n; i += kBlocks * N)
+#pragma GCC unroll 4
+        for (int j = 0; j < kBlocks; ++j) block(i + j * N, j * kParts<T>);
+    for (; i + N <= n; i += N) block(i, 0);
     if (i < n) {
-        store_n(r + i, load_n(a + i, n - i) + load_n(b + i, n - i), n - i);
-        const V x = load_n(r + i, n - i);
-        sums[0] = fma(x, x, sums[0]);
+        const Packed<T> rounded = pack(add_blocks(load_block_n(a + i, n - i), load_block_n(b + i, n - i)));
+        put_n(r + i, rounded, n - i);
+        square(unpack(rounded), 0);
     }
-    const Scalar square_sum = sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
-    const Scalar mean = square_sum / static_cast<Scalar>(n) + static_cast<Scalar>(epsilon);
-    const V scale =
-        broadcast(Scalar{1} / (sizeof(Scalar) == 4 ? static_cast<Scalar>(__builtin_sqrtf(static_cast<float>(mean)))
-                                                   : static_cast<Scalar>(__builtin_sqrt(static_cast<double>(mean)))));
-    for (i = 0; i + N <= n; i += N) store(y + i, load(r + i) * scale * load(w + i));
-    if (i < n) store_n(y + i, load_n(r + i, n - i) * scale * load_n(w + i, n - i), n - i);
+    return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+/** y = r * scale * w. Streamed, it has `next` fetched meanwhile, as many elements. */
+template <class T, bool Stream, class W>
+INFINI_INLINE void norm_product(T *y, const T *r, const W *w, int64_t n, typename Block<T>::V scale,
+                                [[maybe_unused]] const T *next = nullptr) {
+    constexpr int N = Block<T>::N;
+    const auto product = [&](Block<T> x, const Block<T> &weight) INFINI_INLINE_LAMBDA {
+        for (int p = 0; p < kParts<T>; ++p) x.part[p] = x.part[p] * scale * weight.part[p];
+        return x;
+    };
+    const auto block = [&](int64_t i)
+                           INFINI_INLINE_LAMBDA { return product(load_block(r + i), load_block_as<T>(w + i)); };
+    if (n < N) return store_block_n(y, product(load_block_n(r, n), load_block_as_n<T>(w, n)), n);
+    // From the end, which is what the first pass has left in the cache of a row that does not fit. The first and the last block
+    // overlap the aligned ones.
+    const int64_t head = unaligned_head(y, n);
+    const int64_t end = head + (n - head) / N * N;
+    if (end < n) store_block<false>(y + n - N, block(n - N));
+    for (int64_t i = end; i > head; i -= N) {
+        if constexpr (Stream) fetch_block(next + (end - i));
+        store_block<Stream>(y + i - N, block(i - N));
+    }
+    if (head > 0) store_block<false>(y, block(0));
+}
+
+template <class T>
+INFINI_INLINE typename Block<T>::V norm_scale(double square_sum, int64_t n, float epsilon) {
+    using Scalar = typename Block<T>::V::Scalar;
+    const Scalar mean = static_cast<Scalar>(square_sum) / static_cast<Scalar>(n) + static_cast<Scalar>(epsilon);
+    if constexpr (sizeof(Scalar) == 4)
+        return splat<typename Block<T>::V>(1 / __builtin_sqrtf(mean));
+    else
+        return splat<typename Block<T>::V>(1 / __builtin_sqrt(mean));
+}
+
+/* The two passes over part of a row, for rows too long for one thread or for its cache. */
+
+template <class T>
+double norm_add(void *r, const void *a, const void *b, int64_t n) {
+    return norm_sum(static_cast<T *>(r), static_cast<const T *>(a), static_cast<const T *>(b), n);
+}
+template <class T, class W>
+void norm_multiply(void *y, const void *r, const void *w, int64_t n, double square_sum, int64_t n_row, float epsilon) {
+    norm_product<T, false>(static_cast<T *>(y), static_cast<const T *>(r), static_cast<const W *>(w), n,
+                           norm_scale<T>(square_sum, n_row, epsilon));
+}
+
+/** Both passes; the second finds the row in the cache. */
+template <class T, class W>
+void norm_row(void *y, void *r, const void *a, const void *b, const void *w, int64_t n, float epsilon) {
+    norm_multiply<T, W>(y, r, w, n, norm_add<T>(r, a, b, n), n, epsilon);
+}
+
+/** The same past the caches: what is streamed cannot be read back, so that the row is computed on the stack. While it is
+ *  written the next row is fetched, which mostly follows in memory: reading and writing take turns otherwise. */
+template <class T, class W>
+void norm_row_stream(void *y_, void *r_, const void *a_, const void *b_, const void *w, int64_t n, float epsilon) {
+    constexpr int N = Block<T>::N;
+    T *const y = static_cast<T *>(y_), *const r = static_cast<T *>(r_);
+    const T *const a = static_cast<const T *>(a_), *const b = static_cast<const T *>(b_);
+    alignas(64) T row[kNormChunk];
+    const double square_sum = norm_sum(row, a, b, n);
+    int64_t i = unaligned_head(r, n);
+    __builtin_memcpy(r, row, static_cast<size_t>(i) * sizeof(T));
+    for (; i + N <= n; i += N) {
+        Packed<T> x;
+        __builtin_memcpy(&x, row + i, sizeof x);
+        fetch_block(a + n + i);
+        put<true>(r + i, x);
+    }
+    __builtin_memcpy(r + i, row + i, static_cast<size_t>(n - i) * sizeof(T));
+    norm_product<T, true>(y, row, static_cast<const W *>(w), n, norm_scale<T>(square_sum, n, epsilon), b + n);
+    end_stream<true>();
+}
+
+template <class T, class W>
+constexpr NormKernel norm_kernel() {
+    return {norm_row<T, W>, norm_row_stream<T, W>, norm_add<T>, norm_multiply<T, W>};
 }
 
 constexpr void fill_norm(KernelTable &t) {
     auto &norm = t.add_rms_norm;
-    norm[INFINI_DTYPE_F16][INFINI_DTYPE_F16] = norm_row<f16, f16>;
-    norm[INFINI_DTYPE_F16][INFINI_DTYPE_BF16] = norm_row<f16, bf16>;
-    norm[INFINI_DTYPE_F16][INFINI_DTYPE_F32] = norm_row<f16, float>;
-    norm[INFINI_DTYPE_BF16][INFINI_DTYPE_F16] = norm_row<bf16, f16>;
-    norm[INFINI_DTYPE_BF16][INFINI_DTYPE_BF16] = norm_row<bf16, bf16>;
-    norm[INFINI_DTYPE_BF16][INFINI_DTYPE_F32] = norm_row<bf16, float>;
-    norm[INFINI_DTYPE_F32][INFINI_DTYPE_F32] = norm_row<float, float>;
-    norm[INFINI_DTYPE_F64][INFINI_DTYPE_F64] = norm_row<double, double>;
+    norm[INFINI_DTYPE_F16][INFINI_DTYPE_F16] = norm_kernel<f16, f16>();
+    norm[INFINI_DTYPE_F16][INFINI_DTYPE_BF16] = norm_kernel<f16, bf16>();
+    norm[INFINI_DTYPE_F16][INFINI_DTYPE_F32] = norm_kernel<f16, float>();
+    norm[INFINI_DTYPE_BF16][INFINI_DTYPE_F16] = norm_kernel<bf16, f16>();
+    norm[INFINI_DTYPE_BF16][INFINI_DTYPE_BF16] = norm_kernel<bf16, bf16>();
+    norm[INFINI_DTYPE_BF16][INFINI_DTYPE_F32] = norm_kernel<bf16, float>();
+    norm[INFINI_DTYPE_F32][INFINI_DTYPE_F32] = norm_kernel<float, float>();
+    norm[INFINI_DTYPE_F64][INFINI_DTYPE_F64] = norm_kernel<double, double>();
 }

@@ -1,6 +1,7 @@
 /* What every instruction set declares before its vectors: which vector a type is computed in, and partial loads and stores
  * for those without masks. */
 #define INFINI_INLINE __attribute__((always_inline)) inline
+#define INFINI_INLINE_LAMBDA __attribute__((always_inline))
 /** Before a loop: its iterations do not depend on each other. */
 #if defined(__clang__)
 #define INFINI_NO_DEPENDENCIES _Pragma("clang loop vectorize(assume_safety)")

@@ -1,18 +1,17 @@
 /* What all instruction sets share on top of their vectors. */
 
-/** Sum of the lanes, in their order. */
+/** Sum of the lanes, in halves: few additions have to wait for each other. */
 template <class V>
 INFINI_INLINE typename V::Scalar sum(V x) {
-    typename V::Scalar lanes[V::N], total = 0;
+    typename V::Scalar lanes[V::N];
     store(lanes, x);
-    for (int i = 0; i < V::N; ++i) total += lanes[i];
-    return total;
+#pragma GCC unroll 4
+    for (int half = V::N / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
 }
 
-INFINI_INLINE float from_acc(float x, const float *) { return x; }
-INFINI_INLINE double from_acc(double x, const double *) { return x; }
-INFINI_INLINE f16 from_acc(float x, const f16 *) { return to_f16(x); }
-INFINI_INLINE bf16 from_acc(float x, const bf16 *) { return to_bf16(x); }
 INFINI_INLINE double to_acc(double x) { return x; }
 INFINI_INLINE float to_acc(float x) { return x; }
 INFINI_INLINE float to_acc(f16 x) { return to_float(x); }
