@@ -42,9 +42,7 @@ struct BinaryTilePlan final : CpuPlan {
         for (int i = 0; i < 3; ++i) {
             across[i] = problem.operands[i].stride[across_dim];
             along[i] = problem.operands[i].stride[last];
-            for (int64_t j = 0; j < kTile; ++j) source_cols[i][j] = j * along[i];
         }
-        for (int64_t j = 0; j < kTile; ++j) buffer_rows[j] = j * kTile;
     }
 
     static bool transposed(int64_t across, int64_t along) { return across == 1 && along != 0 && along != 1; }
@@ -62,7 +60,8 @@ struct BinaryTilePlan final : CpuPlan {
                                row_step[i] = across[i];
                                col_step[i] = along[i];
                                if (i == kC || !transposed(across[i], along[i])) continue;
-                               transpose(buffer[i - kA], buffer_rows, x[i], source_cols[i], n_rows, n_cols);
+                               transpose(buffer[i - kA], {kTile, nullptr}, x[i], {along[i], nullptr}, n_rows, n_cols,
+                                         false);
                                x[i] = buffer[i - kA];
                                row_step[i] = kTile;
                                col_step[i] = 1;
@@ -79,7 +78,6 @@ struct BinaryTilePlan final : CpuPlan {
     TransposeTile transpose;
     int64_t rows, cols;
     int64_t across[3], along[3]; // strides of the two tiled dimensions, elements
-    int64_t source_cols[3][kTile], buffer_rows[kTile];
 };
 
 std::unique_ptr<CpuPlan> plan_binary(const InfiniProblem &problem, const BinaryRow *rows) {
