@@ -541,6 +541,7 @@ def _elementwise() -> Iterator[Case]:
             yield alike(op, dtype, (size,))
         yield alike(op, dtype, (100003,))
         yield alike(op, dtype, (300, 517), ("padded", "T", "C"))
+        yield alike(op, dtype, (577, 523), ("padded", "T", "T"))  # beyond a strip and a tile
         for shape in (*sizes("scalar 0 3x0x5 0x0 1x1x1 2x1x3x1x2x1x2x2"), (1,) * 9 + (2,) * 7):
             yield alike(op, dtype, shape)
         for shape in sizes("5x33 3x4x17 2x3x2x5" if floating else "3x4x17"):
@@ -657,10 +658,22 @@ def _rearrange() -> Iterator[Case]:
         for shape in sizes("257x511 64x300x7 7x64x300 40x3x50x3"):
             yield alike("rearrange", dtype, shape, ("C", "T"))
             yield alike("rearrange", dtype, shape, ("padded", "rotated"))
+        # Around squares of a cache line's length; columns 512 elements apart collide in a first-level cache.
+        for shape in sizes("64x16 16x64 65x130 130x65 513x129 512x70"):
+            for layout in ("C", "padded", "mirrored"):
+                yield alike("rearrange", dtype, shape, (layout, "T"))
+        for edge, shape in itertools.product(("begin", "end"), sizes("130x67 512x70")):
+            yield alike("rearrange", dtype, shape, ("C", "T"), edge=edge)
         yield alike("rearrange", dtype, (9, 1), ("column", "odd_ones"))
         for edge, shape in itertools.product(("begin", "end"), sizes("1 7 65 5x33 17x16 33x65")):
             for layouts in (("C", "C"), ("C", "T"), ("mirrored", "first_zero"), ("padded", "reversed")):
                 yield alike("rearrange", dtype, shape, layouts, edge=edge)
+    # More than a last-level cache of 32 MiB keeps: past the caches. Padded, rows of y start at cache lines.
+    yield alike("rearrange", "u8", (3649, 3645), ("padded", "T"))
+    yield alike("rearrange", "f32", (1793, 1869), ("padded", "T"))
+    yield alike("rearrange", "f32", (1873, 1793), ("C", "T"))
+    yield alike("rearrange", "bf16", (61, 53, 2049), ("offset", "swapped"))
+    yield alike("rearrange", "c64", (61, 53, 517), ("swapped", "sliced_rows"))
 
 
 def _table() -> dict[str, Case]:

@@ -19,114 +19,237 @@ void copy_row(void *dst_, int64_t stride_dst, const void *src_, int64_t stride_s
     for (int64_t i = 0; i < n; ++i) write(dst + i * stride_dst, read(src + i * stride_src));
 }
 
-/* ---- transposes: a block of B x B elements at a time, in registers where the instruction set has what it takes ------- */
-
-/** Any block, or part of one, element by element. */
-template <class T>
-INFINI_INLINE void transpose_elements(T *dst, const int64_t *dst_rows, const T *src, const int64_t *src_cols,
-                                      int64_t rows, int64_t cols) {
-    for (int64_t i = 0; i < rows; ++i)
-        for (int64_t j = 0; j < cols; ++j) write(dst + dst_rows[i] + j, read(src + src_cols[j] + i));
-}
-
-template <class T, int B>
-struct ElementBlock {
-    static constexpr int kSize = B;
-    static INFINI_INLINE void whole(T *dst, const int64_t *dst_rows, const T *src, const int64_t *src_cols) {
-        transpose_elements(dst, dst_rows, src, src_cols, B, B);
-    }
-    static INFINI_INLINE void part(T *dst, const int64_t *dst_rows, const T *src, const int64_t *src_cols, int64_t rows,
-                                   int64_t cols) {
-        transpose_elements(dst, dst_rows, src, src_cols, rows, cols);
-    }
-};
-
-/** Four and eight bytes are moved as floats: nothing is computed, so bits stay what they are. */
-template <class V>
-struct VectorBlock {
-    using T = typename V::Scalar;
-    static constexpr int kSize = V::N;
-    static INFINI_INLINE void whole(T *dst, const int64_t *dst_rows, const T *src, const int64_t *src_cols) {
-        V x[V::N];
-#pragma GCC unroll 16
-        for (int i = 0; i < V::N; ++i) x[i] = load(src + src_cols[i]);
-        transpose(x);
-#pragma GCC unroll 16
-        for (int i = 0; i < V::N; ++i) store(dst + dst_rows[i], x[i]);
-    }
-    static INFINI_INLINE void part(T *dst, const int64_t *dst_rows, const T *src, const int64_t *src_cols, int64_t rows,
-                                   int64_t cols) {
-        V x[V::N];
-#pragma GCC unroll 16
-        for (int i = 0; i < V::N; ++i) x[i] = i < cols ? load_n(src + src_cols[i], rows) : zero(V{});
-        transpose(x);
-#pragma GCC unroll 16
-        for (int i = 0; i < V::N; ++i)
-            if (i < rows) store_n(dst + dst_rows[i], x[i], cols);
-    }
-};
+constexpr int64_t kLine = 64; // bytes of a cache line
 
 #if defined(__SSE2__)
-/** 16 x 16 bytes or 8 x 8 pairs of them: each step interleaves rows that are half the block apart, which after log2(B) steps
- *  has moved every bit of the column number into the row number. */
-template <class T>
-struct SseBlock {
-    static constexpr int kSize = 16 / sizeof(T);
-    static INFINI_INLINE void whole(T *dst, const int64_t *dst_rows, const T *src, const int64_t *src_cols) {
-        __m128i x[kSize], y[kSize];
-#pragma GCC unroll 16
-        for (int i = 0; i < kSize; ++i) x[i] = _mm_loadu_si128(reinterpret_cast<const __m128i *>(src + src_cols[i]));
-#pragma GCC unroll 4
-        for (int step = 1; step < kSize; step *= 2) {
-#pragma GCC unroll 8
-            for (int i = 0; i < kSize / 2; ++i) {
-                const __m128i p = x[i], q = x[i + kSize / 2];
-                y[2 * i] = sizeof(T) == 1 ? _mm_unpacklo_epi8(p, q) : _mm_unpacklo_epi16(p, q);
-                y[2 * i + 1] = sizeof(T) == 1 ? _mm_unpackhi_epi8(p, q) : _mm_unpackhi_epi16(p, q);
-            }
-#pragma GCC unroll 16
-            for (int i = 0; i < kSize; ++i) x[i] = y[i];
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < kSize; ++i) _mm_storeu_si128(reinterpret_cast<__m128i *>(dst + dst_rows[i]), x[i]);
+/* Vectors as bytes, of each width. interleave_*: the elements of two vectors in turns, of the lower or the upper half of each
+ * 128-bit lane. */
+#define INFINI_BYTES(V, PREFIX, BITS)                                                                              \
+    INFINI_INLINE void load_bytes(V &x, const void *p) { x = PREFIX##_loadu_si##BITS(static_cast<const V *>(p)); } \
+    INFINI_INLINE void store_bytes(void *p, V x) { PREFIX##_storeu_si##BITS(static_cast<V *>(p), x); }             \
+    INFINI_INLINE void stream_bytes(void *p, V x) { PREFIX##_stream_si##BITS(static_cast<V *>(p), x); }            \
+    template <int kSize>                                                                                           \
+    INFINI_INLINE V interleave_low(V a, V b) {                                                                     \
+        if (kSize == 1) return PREFIX##_unpacklo_epi8(a, b);                                                       \
+        if (kSize == 2) return PREFIX##_unpacklo_epi16(a, b);                                                      \
+        return kSize == 4 ? PREFIX##_unpacklo_epi32(a, b) : PREFIX##_unpacklo_epi64(a, b);                         \
+    }                                                                                                              \
+    template <int kSize>                                                                                           \
+    INFINI_INLINE V interleave_high(V a, V b) {                                                                    \
+        if (kSize == 1) return PREFIX##_unpackhi_epi8(a, b);                                                       \
+        if (kSize == 2) return PREFIX##_unpackhi_epi16(a, b);                                                      \
+        return kSize == 4 ? PREFIX##_unpackhi_epi32(a, b) : PREFIX##_unpackhi_epi64(a, b);                         \
     }
-    static INFINI_INLINE void part(T *dst, const int64_t *dst_rows, const T *src, const int64_t *src_cols, int64_t rows,
-                                   int64_t cols) {
-        transpose_elements(dst, dst_rows, src, src_cols, rows, cols);
-    }
-};
-using Block1 = SseBlock<uint8_t>;
-using Block2 = SseBlock<uint16_t>;
+
+/* gather: pieces of 16 bytes, side by side; piece(i) points to the one for lane i. Lanes that come from memory keep the units
+ * free that interleave. */
+INFINI_BYTES(__m128i, _mm, 128)
+template <class Piece>
+INFINI_INLINE void gather(__m128i &x, Piece piece) {
+    load_bytes(x, piece(0));
+}
+#if defined(__AVX2__)
+INFINI_BYTES(__m256i, _mm256, 256)
+template <class Piece>
+INFINI_INLINE void gather(__m256i &x, Piece piece) {
+    __m128i low, high;
+    load_bytes(low, piece(0));
+    load_bytes(high, piece(1));
+    x = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+}
+#endif
+#if defined(__AVX512F__)
+INFINI_BYTES(__m512i, _mm512, 512)
+template <class Piece>
+INFINI_INLINE void gather(__m512i &x, Piece piece) {
+    __m256i low, high;
+    gather(low, piece);
+    gather(high, [&](int lane) { return piece(lane + 2); });
+    x = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+using Wide = __m512i;
+#elif defined(__AVX2__)
+using Wide = __m256i;
 #else
-using Block1 = ElementBlock<uint8_t, 16>;
-using Block2 = ElementBlock<uint16_t, 8>;
+using Wide = __m128i;
+#endif
+#undef INFINI_BYTES
 #endif
 
-/** Squares of at least a cache line's width, so that lines and pages of both sides are used up while they are near; blocks
- *  within them. What the next block reads is fetched meanwhile: no prefetcher of the hardware sees these strides. */
-template <class T, class B>
-void transpose_tile(void *dst_, const int64_t *dst_rows, const void *src_, const int64_t *src_cols, int64_t rows,
-                    int64_t cols) {
-    T *dst = static_cast<T *>(dst_);
-    const T *src = static_cast<const T *>(src_);
-    constexpr int64_t N = B::kSize, kSquare = 64;
-    for (int64_t i0 = 0; i0 < rows; i0 += kSquare) {
-        const int64_t i_end = i0 + kSquare < rows ? i0 + kSquare : rows;
-        for (int64_t j0 = 0; j0 < cols; j0 += kSquare) {
-            const int64_t j_end = j0 + kSquare < cols ? j0 + kSquare : cols;
-            for (int64_t i = i0; i < i_end; i += N)
-                for (int64_t j = j0; j < j_end; j += N) {
-                    if (j + 2 * N <= cols)
-                        for (int64_t ahead = j + N; ahead < j + 2 * N; ++ahead)
-                            __builtin_prefetch(src + src_cols[ahead] + i);
-                    if (i + N <= i_end && j + N <= j_end)
-                        B::whole(dst + j, dst_rows + i, src + i, src_cols + j);
-                    else
-                        B::part(dst + j, dst_rows + i, src + i, src_cols + j, i_end - i < N ? i_end - i : N,
-                                j_end - j < N ? j_end - j : N);
-                }
+/** Past the caches in whole lines; the ends of a row share theirs with others. */
+void stream_row(void *dst_, const void *src_, int64_t n) {
+    char *dst = static_cast<char *>(dst_);
+    const char *src = static_cast<const char *>(src_);
+#if defined(__SSE2__)
+    const int64_t head = -reinterpret_cast<intptr_t>(dst) & (kLine - 1);
+    if (n >= head + kLine) {
+        __builtin_memcpy(dst, src, static_cast<size_t>(head));
+        dst += head, src += head, n -= head;
+        for (; n >= kLine; dst += kLine, src += kLine, n -= kLine) {
+            Wide x;
+#pragma GCC unroll 4
+            for (size_t i = 0; i < kLine; i += sizeof x) {
+                load_bytes(x, src + i);
+                stream_bytes(dst + i, x);
+            }
         }
     }
+#endif
+    __builtin_memcpy(dst, src, static_cast<size_t>(n));
+}
+
+/* ---- transposes ------------------------------------------------------------------------------------------------------ */
+
+/* Lines of elements: line i starts at [i]; of(line, element) are the lines that start there. */
+template <class T>
+struct Stepped {
+    T *p;
+    int64_t step;
+    INFINI_INLINE T *operator[](int64_t i) const { return p + i * step; }
+    INFINI_INLINE Stepped of(int64_t line, int64_t element) const { return {p + line * step + element, step}; }
+    /** Do all lines start at cache lines? */
+    INFINI_INLINE bool aligned() const {
+        return ((reinterpret_cast<intptr_t>(p) | step * static_cast<int64_t>(sizeof(T))) & (kLine - 1)) == 0;
+    }
+    /** Are there too few sets of 8 lines in a first-level cache for `count` of these and as much again? */
+    bool collide(int64_t count) const {
+        constexpr int64_t kSets = 64, kWays = 8;
+        const int64_t bytes = step * static_cast<int64_t>(sizeof(T)), power_of_two = bytes & -bytes;
+        return (power_of_two < kSets * kLine ? power_of_two : kSets * kLine) * count * 2 > kSets * kWays * kLine;
+    }
+};
+template <class T>
+struct Listed {
+    T *p;
+    const int64_t *offsets;
+    INFINI_INLINE T *operator[](int64_t i) const { return p + offsets[i]; }
+    INFINI_INLINE Listed of(int64_t line, int64_t element) const { return {p + element, offsets + line}; }
+    INFINI_INLINE bool aligned() const { return false; } // not known
+    bool collide(int64_t) const { return false; }
+};
+
+template <class Dst, class Src>
+void transpose_elements(Dst dst, Src src, int64_t rows, int64_t cols) {
+    for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < cols; ++j) write(dst[i] + j, read(src[j] + i));
+}
+
+/** f(start) of pieces that cover 0..n, n >= size. The last may overlap the one before it. */
+template <class F>
+INFINI_INLINE void each_piece(int64_t n, int64_t size, F &&f) {
+    int64_t i = 0;
+    for (; i + size < n; i += size) f(i);
+    f(n - size);
+}
+
+#if defined(__SSE2__)
+/** 16 bytes of each of sizeof(V) bytes of columns. In each lane, a step interleaves vectors half of them apart; after log2(kRows)
+ *  steps every bit of the column number has moved into the row number. */
+template <class V, bool kStream, class T, class Dst, class Src>
+INFINI_INLINE void transpose_block(Dst dst, Src src) {
+    constexpr int kRows = 16 / sizeof(T);
+    V x[kRows], y[kRows];
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+        const Src column = src.of(i, 0);
+        gather(x[i], [&](int lane) { return column[lane * kRows]; });
+    }
+#pragma GCC unroll 4
+    for (int step = 1; step < kRows; step *= 2) {
+#pragma GCC unroll 8
+        for (int i = 0; i < kRows / 2; ++i) {
+            y[2 * i] = interleave_low<sizeof(T)>(x[i], x[i + kRows / 2]);
+            y[2 * i + 1] = interleave_high<sizeof(T)>(x[i], x[i + kRows / 2]);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < kRows; ++i) x[i] = y[i];
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i)
+        if (kStream)
+            stream_bytes(dst[i], x[i]);
+        else
+            store_bytes(dst[i], x[i]);
+}
+
+/** A cache line of each of as many columns as elements make a line: those of both sides are used up while they are near. */
+template <class T, bool kStream, class Dst, class Src>
+INFINI_INLINE void transpose_square(Dst dst, Src src) {
+    constexpr int64_t kRows = 16 / sizeof(T), kCols = sizeof(Wide) / sizeof(T), kSide = kLine / sizeof(T);
+#pragma GCC unroll 1
+    for (int64_t i = 0; i < kSide; i += kRows)
+#pragma GCC unroll 4
+        for (int64_t j = 0; j < kSide; j += kCols) transpose_block<Wide, kStream, T>(dst.of(i, j), src.of(j, i));
+}
+
+/** The same through a copy: where columns share too few sets of the cache, each block would have to fetch its lines again. */
+template <class T, bool kStream, class Dst, class Src>
+INFINI_INLINE void transpose_colliding(Dst dst, Src src) {
+    constexpr int64_t kCols = sizeof(Wide) / sizeof(T), kSide = kLine / sizeof(T);
+    alignas(kLine) T lines[kSide * kSide];
+#pragma GCC unroll 8
+    for (int64_t j = 0; j < kSide; ++j)
+#pragma GCC unroll 4
+        for (int64_t i = 0; i < kSide; i += kCols) {
+            Wide x;
+            load_bytes(x, src[j] + i);
+            store_bytes(lines + j * kSide + i, x);
+        }
+    transpose_square<T, kStream>(dst, Stepped<const T>{lines, kSide});
+}
+
+/** Squares one below the other: src is read in order. What comes two squares on is fetched meanwhile; these are more columns
+ *  than the hardware's prefetchers keep track of. */
+template <class T, bool kStream, class Dst, class Src>
+void transpose_squares(Dst dst, Src src, int64_t rows, bool collide) {
+    constexpr int64_t kSide = kLine / sizeof(T), kAhead = 2 * kSide;
+    each_piece(rows, kSide, [&](int64_t i) {
+        if (i + kAhead < rows)
+            for (int64_t j = 0; j < kSide; ++j) __builtin_prefetch(src[j] + i + kAhead, 0, 2);
+        if (collide)
+            transpose_colliding<T, kStream>(dst.of(i, 0), src.of(0, i));
+        else
+            transpose_square<T, kStream>(dst.of(i, 0), src.of(0, i));
+    });
+}
+#endif
+
+template <class T, class Dst, class Src>
+void transpose_lines(Dst dst, Src src, int64_t rows, int64_t cols, [[maybe_unused]] bool stream) {
+    constexpr int64_t kSide = kLine / sizeof(T);
+#if defined(__SSE2__)
+    constexpr int64_t kBlock = 16 / sizeof(T);
+    constexpr bool kWholeLines = sizeof(Wide) == kLine; // parts of lines must not go past the caches one by one
+    if (rows < kBlock || cols < kBlock) return transpose_elements(dst, src, rows, cols);
+    if (rows < kSide || cols < kSide)
+        return each_piece(cols, kBlock, [&](int64_t j) {
+            each_piece(rows, kBlock,
+                       [&](int64_t i) { transpose_block<__m128i, false, T>(dst.of(i, j), src.of(j, i)); });
+        });
+    const bool collide = src.collide(kSide);
+    each_piece(cols, kSide, [&](int64_t j) {
+        if (kWholeLines && stream && dst.of(0, j).aligned())
+            transpose_squares<T, kWholeLines>(dst.of(0, j), src.of(j, 0), rows, collide);
+        else
+            transpose_squares<T, false>(dst.of(0, j), src.of(j, 0), rows, collide);
+    });
+#else
+    for (int64_t j = 0; j < cols; j += kSide)
+        for (int64_t i = 0; i < rows; i += kSide)
+            transpose_elements(dst.of(i, j), src.of(j, i), rows - i < kSide ? rows - i : kSide,
+                               cols - j < kSide ? cols - j : kSide);
+#endif
+}
+
+template <class T>
+void transpose_tile(void *dst, LineOffsets dst_rows, const void *src, LineOffsets src_cols, int64_t rows, int64_t cols,
+                    bool stream) {
+    T *to = static_cast<T *>(dst);
+    const T *from = static_cast<const T *>(src);
+    if (dst_rows.table == nullptr)
+        transpose_lines<T>(Stepped<T>{to, dst_rows.step}, Stepped<const T>{from, src_cols.step}, rows, cols, stream);
+    else
+        transpose_lines<T>(Listed<T>{to, dst_rows.table}, Listed<const T>{from, src_cols.table}, rows, cols, stream);
 }
 
 constexpr void fill_copy(KernelTable &t) {
@@ -135,9 +258,10 @@ constexpr void fill_copy(KernelTable &t) {
     t.copy[2] = copy_row<uint32_t>;
     t.copy[3] = copy_row<uint64_t>;
     t.copy[4] = copy_row<u128>;
-    t.transpose[0] = transpose_tile<uint8_t, Block1>;
-    t.transpose[1] = transpose_tile<uint16_t, Block2>;
-    t.transpose[2] = transpose_tile<float, VectorBlock<VF>>;
-    t.transpose[3] = transpose_tile<double, VectorBlock<VD>>;
-    t.transpose[4] = transpose_tile<u128, ElementBlock<u128, 4>>;
+    t.transpose[0] = transpose_tile<uint8_t>;
+    t.transpose[1] = transpose_tile<uint16_t>;
+    t.transpose[2] = transpose_tile<uint32_t>;
+    t.transpose[3] = transpose_tile<uint64_t>;
+    t.transpose[4] = transpose_tile<u128>;
+    t.stream_row = stream_row;
 }

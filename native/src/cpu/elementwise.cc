@@ -40,7 +40,10 @@ struct BinaryPlan final : CpuPlan {
 
 /** c is contiguous in the last dimension, an input in dimension `across`: it is transposed tile by tile on its way. */
 struct BinaryTilePlan final : CpuPlan {
-    static constexpr int64_t kTile = 32; // rows and columns: whole cache lines of any type, and little of a small stack
+    // Of a transposed operand at a time: so many rows that its columns are read by several cache lines, so much of each row
+    // that c is written by several. Strips of such tiles go down the columns.
+    static constexpr int64_t kTileRows = 64, kTileBytes = 512, kStripRows = 512;
+    static constexpr int64_t kPitch = kTileBytes + 64; // of the rows of a buffer: no power of two
 
     BinaryTilePlan(const InfiniProblem &problem, BinaryRow row, int across_dim)
         : outer(loops_without<3>(problem.operands, 1u << across_dim | 1u << (problem.operands[kC].ndim - 1))),
@@ -51,9 +54,7 @@ struct BinaryTilePlan final : CpuPlan {
         for (int i = 0; i < 3; ++i) {
             across[i] = problem.operands[i].stride[across_dim];
             along[i] = problem.operands[i].stride[last];
-            for (int64_t j = 0; j < kTile; ++j) source_cols[i][j] = j * along[i];
         }
-        for (int64_t j = 0; j < kTile; ++j) buffer_rows[j] = j * kTile;
     }
 
     static bool transposed(int64_t across, int64_t along) { return across == 1 && along != 0 && along != 1; }
@@ -61,24 +62,29 @@ struct BinaryTilePlan final : CpuPlan {
     void run(const InfiniCall &call) const override {
         char *const base[3] = {static_cast<char *>(call.operands[kC]), static_cast<char *>(call.operands[kA]),
                                static_cast<char *>(call.operands[kB])};
-        parallel_tiles(outer, rows, cols, kTile, kTile, size, 3 * size,
+        const int64_t tile_cols = kTileBytes / size;
+        const auto tile = [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
+            alignas(64) char buffer[2][kTileRows * kPitch];
+            char *x[3];
+            int64_t row_step[3], col_step[3];
+            for (int i = 0; i < 3; ++i) {
+                x[i] = base[i] + at[i] + (row * across[i] + col * along[i]) * size;
+                row_step[i] = across[i] * size;
+                col_step[i] = along[i];
+                if (i == kC || !transposed(across[i], along[i])) continue;
+                transpose(buffer[i - kA], {kPitch / size, nullptr}, x[i], {along[i], nullptr}, n_rows, n_cols, false);
+                x[i] = buffer[i - kA];
+                row_step[i] = kPitch;
+                col_step[i] = 1;
+            }
+            for (int64_t r = 0; r < n_rows; ++r)
+                kernel(x[kC] + r * row_step[kC], col_step[kC], x[kA] + r * row_step[kA], col_step[kA],
+                       x[kB] + r * row_step[kB], col_step[kB], n_cols);
+        };
+        parallel_tiles(outer, rows, cols, kStripRows, tile_cols, size, 3 * size,
                        [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
-                           alignas(64) char buffer[2][kTile * kTile * sizeof(double)];
-                           char *x[3];
-                           int64_t row_step[3], col_step[3];
-                           for (int i = 0; i < 3; ++i) {
-                               x[i] = base[i] + at[i] + (row * across[i] + col * along[i]) * size;
-                               row_step[i] = across[i];
-                               col_step[i] = along[i];
-                               if (i == kC || !transposed(across[i], along[i])) continue;
-                               transpose(buffer[i - kA], buffer_rows, x[i], source_cols[i], n_rows, n_cols);
-                               x[i] = buffer[i - kA];
-                               row_step[i] = kTile;
-                               col_step[i] = 1;
-                           }
-                           for (int64_t r = 0; r < n_rows; ++r)
-                               kernel(x[kC] + r * row_step[kC] * size, col_step[kC], x[kA] + r * row_step[kA] * size,
-                                      col_step[kA], x[kB] + r * row_step[kB] * size, col_step[kB], n_cols);
+                           for (int64_t r = 0; r < n_rows; r += kTileRows)
+                               tile(at, row + r, std::min(kTileRows, n_rows - r), col, n_cols);
                        });
     }
 
@@ -88,7 +94,6 @@ struct BinaryTilePlan final : CpuPlan {
     TransposeTile transpose;
     int64_t rows, cols;
     int64_t across[3], along[3]; // strides of the two tiled dimensions, elements
-    int64_t source_cols[3][kTile], buffer_rows[kTile];
 };
 
 std::unique_ptr<CpuPlan> plan_binary(const InfiniProblem &problem, BinaryOp op) {

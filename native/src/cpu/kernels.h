@@ -34,10 +34,19 @@ struct NormKernel {
 /** dst[i * stride_dst] = src[i * stride_src] for i < n; strides in elements. */
 using CopyRow = void (*)(void *dst, int64_t stride_dst, const void *src, int64_t stride_src, int64_t n);
 
-/** dst[dst_rows[i] + j] = src[src_cols[j] + i] for i < rows, j < cols: contiguous in j on one side and in i on the other, any
- *  offsets, in elements, across. */
-using TransposeTile = void (*)(void *dst, const int64_t *dst_rows, const void *src, const int64_t *src_cols,
-                               int64_t rows, int64_t cols);
+/** Where lines start, in elements from the first: line i at i * step, or at table[i] if there is a table. */
+struct LineOffsets {
+    int64_t step;
+    const int64_t *table;
+};
+
+/** dst[row(i) + j] = src[col(j) + i] for i < rows, j < cols: contiguous in j on one side and in i on the other, any offsets
+ *  across; both have tables or neither. `stream`: past the caches. */
+using TransposeTile = void (*)(void *dst, LineOffsets dst_rows, const void *src, LineOffsets src_cols, int64_t rows,
+                               int64_t cols, bool stream);
+
+/** Copies n bytes past the caches. */
+using StreamRow = void (*)(void *dst, const void *src, int64_t n);
 
 /** out[rows][nr] = A panel^T * B panel, each sum in order of k; plus in[rows][nr] where `in` is not null. */
 using GemmMultiply = void (*)(int64_t units, const void *a_panel, const void *b_panel, const void *in, void *out);
@@ -111,6 +120,7 @@ struct KernelTable {
     NormKernel add_rms_norm[kDtypeCount][kDtypeCount]; // by dtype of the tensors and of the weight
     CopyRow copy[5];                                   // by log2 of the element size
     TransposeTile transpose[5];
+    StreamRow stream_row;
     GemmKernel gemm[kDtypeCount];
     CeilingKernels ceilings;
 };

@@ -1,6 +1,11 @@
 /* rearrange on the CPU: whole rows where both sides are contiguous, tiles where x is contiguous in another dimension than y,
  * single elements otherwise. */
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #include "cpu/cpu_plan.h"
 #include "cpu/isa.h"
@@ -12,25 +17,75 @@ namespace {
 
 enum { kY, kX };
 
+/** Makes what this thread wrote past the caches visible in order. Workers need no such call: they end a loop with a locked
+ *  instruction, which waits for these writes too. */
+void finish_streams() {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
+
+/** Is what a call touches too much to stay in the caches? Then y is better written past them: its lines are not read first,
+ *  and nothing else is evicted for what will be evicted itself. */
+bool exceeds_caches(const InfiniProblem &problem) {
+    static const double last_level = [] { // glibc's number is that of all the processor's caches together
+        double kilobytes;
+        FILE *file = std::fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r");
+        if (file == nullptr || std::fscanf(file, "%lfK", &kilobytes) != 1) kilobytes = 32 * 1024;
+        if (file != nullptr) std::fclose(file);
+        return kilobytes * 1024;
+    }();
+    const InfiniOperand &y = problem.operands[kY];
+    return 2.0 * static_cast<double>(element_count(y) * kDtypes[y.dtype].size) > 0.75 * last_level;
+}
+
+/** Rows that are contiguous on both sides go past the caches if the problem is large: then the order they are written in makes
+ *  no difference, and x is read in its own. */
 struct RowCopy final : CpuPlan {
     explicit RowCopy(const InfiniProblem &problem)
-        : loop(problem.operands), size(kDtypes[problem.operands[kY].dtype].size),
-          kernel(kernels().copy[log2_of(size)]) {}
+        : stream(worth_streaming(problem)), loop(stream ? in_order_of_x(problem).operands : problem.operands),
+          size(kDtypes[problem.operands[kY].dtype].size), kernel(kernels().copy[log2_of(size)]) {}
+
+    static bool worth_streaming(const InfiniProblem &problem) {
+        constexpr int64_t kEnough = 256; // bytes of a row: lines it shares with other rows are written twice
+        const InfiniOperand &y = problem.operands[kY], &x = problem.operands[kX];
+        const int last = y.ndim - 1;
+        return last >= 0 && y.stride[last] == 1 && x.stride[last] == 1 &&
+               y.shape[last] * kDtypes[y.dtype].size >= kEnough && exceeds_caches(problem);
+    }
+
+    static InfiniProblem in_order_of_x(InfiniProblem problem) {
+        InfiniOperand &y = problem.operands[kY], &x = problem.operands[kX];
+        for (int end = y.ndim - 1; end > 1; --end)
+            for (int d = 1; d < end; ++d) {
+                if (std::abs(x.stride[d - 1]) >= std::abs(x.stride[d])) continue;
+                for (InfiniOperand *operand : {&y, &x}) {
+                    std::swap(operand->shape[d - 1], operand->shape[d]);
+                    std::swap(operand->stride[d - 1], operand->stride[d]);
+                }
+            }
+        return problem;
+    }
 
     void run(const InfiniCall &call) const override {
         char *const y = static_cast<char *>(call.operands[kY]);
         const char *const x = static_cast<const char *>(call.operands[kX]);
         const bool contiguous = loop.n == 1 || (loop.step[kY] == 1 && loop.step[kX] == 1);
+        const StreamRow stream_row = kernels().stream_row;
         loop.parallel_walk(std::max<int64_t>(64 / size, 1), [&](const int64_t *at, int64_t first, int64_t n) {
             char *to = y + at[kY] + first * loop.step[kY] * size;
             const char *from = x + at[kX] + first * loop.step[kX] * size;
-            if (contiguous)
+            if (stream)
+                stream_row(to, from, n * size);
+            else if (contiguous)
                 std::memcpy(to, from, static_cast<size_t>(n * size));
             else
                 kernel(to, loop.step[kY], from, loop.step[kX], n);
         });
+        if (stream) finish_streams();
     }
 
+    bool stream;
     RowLoop<2> loop;
     int64_t size;
     CopyRow kernel;
@@ -38,35 +93,42 @@ struct RowCopy final : CpuPlan {
 
 /** y is contiguous along one axis and x along another: those two make tiles, other dimensions loops. */
 struct TileCopy final : CpuPlan {
-    static constexpr int64_t kTileRows = 64, kTileCols = 1024; // at a time of a long dimension
+    static constexpr int64_t kTileRows = 512, kTileCols = 1024; // at a time of a long dimension
 
     TileCopy(const InfiniProblem &problem, const Axis &row_axis, const Axis &col_axis)
         : outer(loops_without<2>(problem.operands, row_axis.dims | col_axis.dims)),
           size(kDtypes[problem.operands[kY].dtype].size), kernel(kernels().transpose[log2_of(size)]), rows(row_axis),
-          cols(col_axis), y_rows(axis_offsets(rows, problem.operands[kY], kTileRows)),
-          x_cols(axis_offsets(cols, problem.operands[kX], kTileCols)),
-          y_row_step(problem.operands[kY].stride[rows.order.back()]),
-          x_col_step(problem.operands[kX].stride[cols.order.back()]) {}
+          cols(col_axis), y_row_step(problem.operands[kY].stride[rows.order.back()]),
+          x_col_step(problem.operands[kX].stride[cols.order.back()]), stream(exceeds_caches(problem)) {
+        if (rows.uniform && cols.uniform) return;
+        y_rows = axis_offsets(rows, problem.operands[kY], kTileRows);
+        x_cols = axis_offsets(cols, problem.operands[kX], kTileCols);
+    }
 
     void run(const InfiniCall &call) const override {
         char *const y = static_cast<char *>(call.operands[kY]);
         const char *const x = static_cast<const char *>(call.operands[kX]);
+        const bool tables = !y_rows.empty();
         parallel_tiles(
             outer, rows.n, cols.n, kTileRows, kTileCols, size, 2 * size,
             [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
                 // A short axis has a table of its own; a long one repeats the start of its table at every tile.
                 const int64_t y_row = rows.uniform ? row * y_row_step : 0, x_col = cols.uniform ? col * x_col_step : 0;
-                kernel(y + at[kY] + (y_row + col) * size, y_rows.data() + (rows.uniform ? 0 : row),
-                       x + at[kX] + (x_col + row) * size, x_cols.data() + (cols.uniform ? 0 : col), n_rows, n_cols);
+                const LineOffsets y_offsets{y_row_step, tables ? y_rows.data() + (rows.uniform ? 0 : row) : nullptr},
+                    x_offsets{x_col_step, tables ? x_cols.data() + (cols.uniform ? 0 : col) : nullptr};
+                kernel(y + at[kY] + (y_row + col) * size, y_offsets, x + at[kX] + (x_col + row) * size, x_offsets,
+                       n_rows, n_cols, stream);
             });
+        if (stream) finish_streams();
     }
 
     RowLoop<2> outer;
     int64_t size;
     TransposeTile kernel;
     Axis rows, cols;
-    std::vector<int64_t> y_rows, x_cols; // offsets of rows in y and of columns in x
     int64_t y_row_step, x_col_step;
+    std::vector<int64_t> y_rows, x_cols; // offsets of rows in y and of columns in x, where either axis is not uniform
+    bool stream;
 };
 
 } // namespace

@@ -91,10 +91,14 @@ RowLoop<N> loops_without(const InfiniOperand *operands, uint32_t dims) {
 template <int N, class Tile>
 void parallel_tiles(const RowLoop<N> &outer, int64_t rows, int64_t cols, int64_t tile_rows, int64_t tile_cols,
                     int64_t size, int64_t bytes_per_element, Tile &&tile) {
-    const int64_t strips = (rows + tile_rows - 1) / tile_rows, items = outer.rows * outer.n, total = items * strips;
+    const int64_t items = outer.rows * outer.n;
     const int threads = worth_threads(static_cast<double>(items) * static_cast<double>(rows) *
                                       static_cast<double>(cols * bytes_per_element));
-    const int64_t pieces = std::min<int64_t>(total, threads == 1 ? 1 : threads * 4);
+    const int64_t wanted = threads == 1 ? 1 : threads * 4; // pieces
+    constexpr int64_t kGrain = 64;                         // rows: whole cache lines of any type
+    if (items < wanted) tile_rows = std::min(tile_rows, ((rows * items - 1) / (wanted * kGrain) + 1) * kGrain);
+    const int64_t strips = (rows + tile_rows - 1) / tile_rows, total = items * strips;
+    const int64_t pieces = std::min(total, wanted);
     const auto strip_of = [&](const int64_t *at, int64_t strip) {
         const int64_t row = strip * tile_rows;
         for (int64_t col = 0; col < cols; col += tile_cols)
