@@ -12,7 +12,10 @@ namespace infini {
 class FpEnvironment {
 public:
 #if defined(__SSE__)
-    FpEnvironment() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+    FpEnvironment() : saved_(_mm_getcsr()) {
+        constexpr uint32_t kDefault = 0x1f80, kFlags = 0x3f;
+        if ((saved_ & ~kFlags) != kDefault) _mm_setcsr(kDefault); // setting takes as long as a small call's checks
+    }
     ~FpEnvironment() { _mm_setcsr(saved_); }
 
 private:

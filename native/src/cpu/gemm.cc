@@ -295,6 +295,7 @@ struct InPlace final : Way {
     bool by_rows;           // which dimension of B is contiguous
     bool packs_a;           // it must be converted
     int64_t task_m, task_n; // rows and columns of C in a task
+    int64_t tasks_m, tasks_n;
     int64_t bytes_a, bytes_sums;
 
     static bool applies(const Gemm &g) {
@@ -312,6 +313,8 @@ struct InPlace final : Way {
         const int64_t run = (m <= kInPlaceFewRows ? kInPlaceFewRowsRun : kInPlaceRun) / size;
         task_n = std::min(by_rows ? round_up(run, nr) : nr, round_up(ceil_div(n, threads), nr));
         while (threads > 1 && task_m > 32 && ceil_div(m, task_m) * ceil_div(n, task_n) < threads * kEach) task_m -= 8;
+        tasks_m = ceil_div(m, task_m);
+        tasks_n = ceil_div(n, task_n);
         bytes_a = packs_a ? acc_bytes(k_blocks() * units(kBlockK) * m) : 0;
         bytes_sums = k_blocks() > 1 || c.col != 1 ? acc_bytes(task_m * task_n) : 0;
     }
@@ -325,9 +328,9 @@ struct InPlace final : Way {
                 least_a.meet(kernel.pack(r.workspace + block * units(kBlockK) * m * kernel.acc_size, 0,
                                          at_a(r.a, 0, k0), a.row, a.col, m, m, std::min(kBlockK, k - k0)));
             });
-        const int64_t tasks_m = ceil_div(m, task_m);
-        parallel_for(tasks_m * ceil_div(n, task_n), r.threads, [&](int64_t t, int slot) {
-            const int64_t i0 = t % tasks_m * task_m, j0 = t / tasks_m * task_n;
+        parallel_for(tasks_m * tasks_n, r.threads, [&](int64_t t, int slot) {
+            const int64_t i0 = tasks_m == 1 ? 0 : t % tasks_m * task_m,
+                          j0 = tasks_m == 1 ? t * task_n : t / tasks_m * task_n;
             const Task task{i0, j0, std::min(task_m, m - i0), std::min(task_n, n - j0),
                             r.workspace + bytes_a + slot * bytes_sums};
             const int least_b = multiply(r, task, kFast);
@@ -342,18 +345,18 @@ struct InPlace final : Way {
         char *sums;
     };
 
-    /** What the kernels fetch while they multiply group `group` of `groups`, where rows of B are contiguous. */
-    void fetch_ahead(const Run &r, const Task &t, int64_t k0, int64_t group, int64_t groups, GemmInPlace &g) const {
+    /** What the kernels fetch while they multiply the `rows` rows from i on, where rows of B are contiguous. */
+    void fetch_ahead(const Run &r, const Task &t, int64_t k0, int64_t i, int64_t rows, GemmInPlace &g) const {
         g.ahead = g.b;
         g.ahead_every = 0;
         if (!by_rows) return;
-        if (m > kInPlaceFewRows) { // the columns beside, which the other groups find in the cache
-            if (group > 0) return;
+        if (m > kInPlaceFewRows) { // the columns beside, which the other rows find in the cache
+            if (i > 0) return;
             g.ahead = at_b(r.b, k0, t.j0 + 2 * nr);
             g.ahead_every = 1;
-        } else if (k0 + kBlockK < k) { // its share of the next K block, so that memory is kept busy all the time
-            g.ahead = at_b(r.b, k0 + kBlockK + group * g.kc / groups, t.j0);
-            g.ahead_every = groups;
+        } else if (k0 + kBlockK < k) { // a share of the next K block, so that memory is kept busy all the time
+            g.ahead = at_b(r.b, k0 + kBlockK + i * g.kc / t.m, t.j0);
+            g.ahead_every = ceil_div(t.m, rows);
         }
     }
 
@@ -377,7 +380,7 @@ struct InPlace final : Way {
             for (int64_t i = 0, rows; i < t.m; i += rows) {
                 rows = *std::find_if(std::begin(kInPlaceRows), std::end(kInPlaceRows),
                                      [&](int64_t rows) { return rows <= kernel.in_place_rows && rows <= t.m - i; });
-                fetch_ahead(r, t, k0, i / rows, ceil_div(t.m, rows), g);
+                fetch_ahead(r, t, k0, i, rows, g);
                 g.a = packs_a ? r.workspace + (k0 / kBlockK * units(kBlockK) * m + t.i0 + i) * kernel.acc_size
                               : at_a(r.a, t.i0 + i, k0);
                 g.sums = t.sums + i * task_n * kernel.acc_size;
