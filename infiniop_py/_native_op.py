@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from . import _native
 from ._layout import RESULT, Layout, Shape, element_strides, overlap, row_major
+from ._log import logger
 from ._native import BYTE_POINTER, NULL, address, cast, check, ffi, last_message, lib
 from .cache import OpCache
 from .device import CPU, Device, device_scope, get_stream, handle, refuse_pickle, release
@@ -184,6 +186,11 @@ def create(
             status = op.create(native, made, *described, *params)
             if status:
                 raise _refusal(status, op, name, names)
+        if logger.isEnabledFor(logging.DEBUG):
+            plan = ffi.new("const char **")
+            check(lib.infiniopGetDescriptorPlan(made[0], plan))
+            if text := ffi.string(plan[0]).decode():
+                logger.debug("%s planned: %s", name, text)
         return Descriptor(op, device, made[0], problem.offsets)
     finally:
         for one in described:

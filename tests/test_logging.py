@@ -28,7 +28,10 @@ def test_a_call_is_one_line_in_and_one_line_out(caplog: pytest.LogCaptureFixture
         ip.gemm(a, b, 0.5)
         second = messages(caplog)
     call = r"result F32\[2, 4\], a F32\[2, 3\], b F32\[3, 4\], 0\.5, 0 on CPU:0"
-    assert len(first) == len(second) == 2
+    assert len(first) == 3 and len(second) == 2
+    assert re.fullmatch(
+        r"gemm planned: 1 x \(2 x 3\) @ \(3 x 4\): in place by rows of B, tasks .*", first.pop(0)
+    )
     assert re.fullmatch(rf"gemm enter: {call}, cache miss", first[0])
     assert re.fullmatch(rf"gemm enter: {call}, cache hit", second[0])
     for lines in (first, second):

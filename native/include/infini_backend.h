@@ -89,6 +89,8 @@ typedef struct InfiniOpTable {
     /** Runs a plan; from any thread, several at once. Never allocates; on devices only queues on call->stream. */
     infiniStatus_t (*run)(const void *plan, const InfiniCall *call);
     void (*destroy)(void *plan);
+    /** (opt) In a few words how a plan runs its problem, for logs. The text lives as long as the plan. */
+    const char *(*describe)(const void *plan);
 } InfiniOpTable;
 
 /** What a backend can do with devices and memory; see infinirt.h for the meaning of each call. Every function takes the

@@ -135,6 +135,10 @@ struct InfiniopDescriptor {
 INFINI_API infiniStatus_t infiniopGetDescriptorDeviceType(const struct InfiniopDescriptor *desc, infiniDevice_t *device_type);
 INFINI_API infiniStatus_t infiniopGetDescriptorDeviceId(const struct InfiniopDescriptor *desc, int *device_id);
 
+/** Writes in a few words how the backend runs the problem, for logs and bug reports: the wording may change. "" where there is
+ *  nothing to choose or the backend does not tell. The text lives as long as the descriptor. */
+INFINI_API infiniStatus_t infiniopGetDescriptorPlan(const struct InfiniopDescriptor *desc, const char **text);
+
 /* ---- gemm: C = alpha * A @ B + beta * C -------------------------------------------------------------------------
  *
  *  C is [M, N] or [batch, M, N], A [M, K] or [batch, M, K], B [K, N] or [batch, K, N]; ranks 2 and 3 may be mixed.

@@ -29,8 +29,10 @@ infiniStatus_t run(const void *plan, const InfiniCall *call) {
 
 void destroy(void *plan) { delete static_cast<CpuPlan *>(plan); }
 
+const char *describe(const void *plan) { return static_cast<const CpuPlan *>(plan)->description.c_str(); }
+
 } // namespace
 
-const InfiniOpTable kCpuOps = {sizeof(InfiniOpTable), create, run, destroy};
+const InfiniOpTable kCpuOps = {sizeof(InfiniOpTable), create, run, destroy, describe};
 
 } // namespace infini

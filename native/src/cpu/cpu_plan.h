@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <memory>
+#include <string>
 
 #include "core/status.h"
 
@@ -12,6 +13,8 @@ struct CpuPlan {
     virtual ~CpuPlan() = default;
     /** Runs under FpEnvironment. Any number of threads may run one plan. */
     virtual void run(const InfiniCall &call) const = 0;
+
+    std::string description; // how, in a few words
 };
 
 #define INFINI_CPU_PLANNER(ID, name) \

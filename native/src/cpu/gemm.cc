@@ -42,6 +42,7 @@ constexpr int64_t kLine = 64;
 
 int64_t ceil_div(int64_t x, int64_t y) { return x / y + (x % y != 0); }
 int64_t round_up(int64_t x, int64_t y) { return ceil_div(x, y) * y; }
+std::string text(int64_t x) { return std::to_string(x); }
 
 /** How many threads so much work is worth, whatever their number is when it is run. */
 int worth_threads(double flops) {
@@ -122,6 +123,7 @@ struct Way : Gemm {
     explicit Way(const Gemm &gemm) : Gemm(gemm) {}
     virtual ~Way() = default;
     virtual int64_t workspace(int threads) const = 0;
+    virtual std::string describe() const = 0;
     virtual void run(const Run &r) const = 0;
 };
 
@@ -183,6 +185,10 @@ struct Blocked final : Way {
         bytes_a = acc_bytes(std::min(block_m, round_up(kTaskRows, mr)) * depth) + tile_bytes();
         bytes_b = acc_bytes(block_n * depth);
         bytes_sums = k_blocks() > 1 ? acc_bytes(block_m * block_n) : 0; // they wait here for the next K block
+    }
+    std::string describe() const override {
+        return "blocked " + text(block_m) + " x " + text(block_n) + " x " + text(std::min(k, kBlockK)) + ", tiles " +
+               text(mr) + " x " + text(nr);
     }
     int64_t tile_bytes() const { return acc_bytes(mr * nr); }
     int64_t workspace(int threads) const override { return bytes_a * threads + bytes_b * 2 + bytes_sums; }
@@ -339,6 +345,11 @@ struct InPlace final : Way {
         });
     }
 
+    std::string describe() const override {
+        return std::string("in place by ") + (by_rows ? "rows" : "columns") + " of B" + (packs_a ? ", A packed" : "") +
+               ", tasks " + text(task_m) + " x " + text(task_n);
+    }
+
     /** Rows i0.., columns j0.. of C. */
     struct Task {
         int64_t i0, j0, m, n;
@@ -426,6 +437,10 @@ struct Columns final : Way {
         });
     }
 
+    std::string describe() const override {
+        return "columns, A packed, tasks " + text(m) + " x " + text(task_n) + ", tiles " + text(mr) + " x " + text(nr);
+    }
+
     /** [k block][panel][unit][row] */
     char *block_a(const Run &r, int64_t k0) const {
         return r.workspace + k0 / kernel.unit_k * panels_m * mr * kernel.acc_size;
@@ -469,6 +484,9 @@ struct GemmPlan final : CpuPlan {
             way = std::make_unique<Blocked>(g);
         bytes = way->workspace(threads_of_item);
         *workspace_size = static_cast<size_t>(slots * bytes + kLine);
+        description = text(g.batch) + " x (" + text(g.m) + " x " + text(g.k) + ") @ (" + text(g.k) + " x " + text(g.n) +
+                      ")" + (g.exchanged ? " of C^T" : "") + ": " + way->describe() + ", " + text(threads) +
+                      (by_item ? " thread(s), an item each" : " thread(s)");
     }
 
     void run(const InfiniCall &call) const override {

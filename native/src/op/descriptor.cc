@@ -278,4 +278,12 @@ INFINI_EXPORT(infiniopGetDescriptorDeviceId, (const struct InfiniopDescriptor *d
     return INFINI_STATUS_SUCCESS;
 })
 
+INFINI_EXPORT(infiniopGetDescriptorPlan, (const struct InfiniopDescriptor *desc, const char **text), {
+    if (text == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: text is NULL", fn);
+    Descriptor *found;
+    if (const infiniStatus_t status = find_descriptor(fn, nullptr, desc, &found)) return status;
+    *text = found->plan->describe();
+    return INFINI_STATUS_SUCCESS;
+})
+
 } // extern "C"

@@ -60,6 +60,10 @@ public:
         return backend_plan_ == nullptr ? INFINI_STATUS_SUCCESS : ops_->run(backend_plan_, &call);
     }
 
+    const char *describe() const {
+        return backend_plan_ == nullptr || ops_->describe == nullptr ? "" : ops_->describe(backend_plan_);
+    }
+
     const OpSpec &spec() const { return spec_; }
     infiniDevice_t device_type() const { return device_type_; }
     int device_id() const { return device_id_; }
