@@ -248,7 +248,7 @@ def _at(significand: int, exponent: int) -> float:
 _TINY = {
     "subnormal_operand": ((_SUBNORMAL, 0.0), (2.0**100, 2.0**100), 2.0**100),
     "subnormal_operands": ((_SUBNORMAL, -_SUBNORMAL), (2.0**20, 2.0**30), 1.0),
-    "least_subnormal": ((0.0, 2.0**-133), (2.0**17, 2.0**17), 2.0**17),
+    "least_subnormal": ((0.0, 2.0**-133), (2.0**30, 2.0**30), 2.0**30),
     "subnormal_product": ((_at(128, 62), 0.0), (_at(128, 62), _at(128, 62)), 1.0),
     "difference_140": ((_at(129, 20), -_at(128, 20)), (_at(129, 120), _at(130, 120)), 2.0**20),
     "difference_141": ((_at(129, 20), -_at(128, 20)), (_at(129, 121), _at(130, 121)), 2.0**20),
