@@ -439,6 +439,15 @@ def _gemm_layouts() -> Iterator[Case]:
             for edge in ("begin", "end"):
                 for m, n, k in sizes("1x1x1 7x5x3 9x17x33 64x64x64 33x63x257"):
                     yield gemm(m, n, k, dtype, layouts, beta=1.0, edge=edge)
+        for layouts in (
+            ("padded", "C", "C"),
+            ("padded", "C", "T"),
+            ("padded", "T", "C"),
+            ("sliced", "C", "C"),
+        ):
+            for edge in ("begin", "end"):
+                for m, n, k in sizes("1x179x257 6x47x31 8x33x513 97x65x33"):
+                    yield gemm(m, n, k, dtype, layouts, beta=-0.5, edge=edge)
 
 
 def _gemm_scalars() -> Iterator[Case]:
@@ -506,6 +515,7 @@ def _gemm_values() -> Iterator[Case]:
         for m, n, k in sizes("5x7x4 12x33x9 40x64x300 1x40x33"):
             yield gemm(m, n, k, dtype, data="large")
             yield gemm(m, n, k, dtype, data="subnormal")
+            yield gemm(m, n, k, dtype, data="subnormal", beta=1.0)
         for m, n, k in sizes("3x2x5 9x33x17 40x64x300"):
             yield gemm(m, n, k, dtype, data="nonfinite")
         for m, n, k in sizes("13x35x1 13x35x5 30x70x64"):

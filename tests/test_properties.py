@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import CALLS, CASES, DTYPES, FLOATS, INTEGERS, Case, build, outputs_after, run, views
+from cases import CALLS, CASES, DTYPES, EDGES, FLOATS, INTEGERS, Case, build, outputs_after, run, views
 from hypothesis import given
 from hypothesis import strategies as st
-from layouts import LAYOUTS, OUTPUT_LAYOUTS, ROW_LAYOUTS, Array, Shape, bits
-from reference import assert_gemm, assert_rms_norm, assert_same_bits, elementwise
+from layouts import LAYOUTS, OUTPUT_LAYOUTS, ROW_LAYOUTS, Array, Guarded, Shape, bits
+from reference import FORMATS, assert_gemm, assert_rms_norm, assert_same_bits, elementwise, round_to
 
 import infiniop_py
 
@@ -181,6 +181,145 @@ def test_rows_columns_and_blocks_do_not_depend_on_their_neighbours(
     for rows, columns in parts:
         got = infiniop_py.gemm(a[rows], b[:, columns], 0.75, 0.5, c=c[rows, columns])
         assert_same_bits(got, np.ascontiguousarray(whole[rows, columns]), f"rows {rows}, columns {columns}")
+
+
+def _laid(x: Array, transposed: bool) -> Array:
+    return np.asfortranarray(x) if transposed else x
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["b_rows", "b_columns"])
+@pytest.mark.parametrize("k", [1, 7, 256, 257, 600])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_row_has_its_bits_in_any_company(
+    dtype: str, k: int, transposed: bool, rng: np.random.Generator, num_threads: Callable[[int], None]
+) -> None:
+    """Whatever M and its place are, alone or in a batch, for any number of threads: numbers of rows on both
+    sides of where another way to multiply is chosen, or another height of its tiles."""
+    n = 83
+    a, b = _normal(rng, dtype, 200, k), _laid(_normal(rng, dtype, k, n), transposed)
+    num_threads(1)
+    whole = infiniop_py.gemm(a, b)
+    heights = range(1, 71) if k == 7 else (1, 2, 3, 5, 8, 9, 32, 33, 64, 65, 97)
+    for m in heights:
+        rows = rng.permutation(200)[:m]
+        for count in (1, 2, 3, 8) if m > 8 else (2,):
+            num_threads(count)
+            assert_same_bits(infiniop_py.gemm(a[rows], b), whole[rows], f"{m} rows, {count} threads")
+    for count in (2, 3, 8):
+        num_threads(count)
+        assert_same_bits(infiniop_py.gemm(a, b), whole, f"{count} threads")
+    for m in (1, 5, 33, 66):
+        rows = rng.permutation(200)[: 3 * m].reshape(3, m)
+        assert_same_bits(infiniop_py.gemm(a[rows], b), whole[rows], f"3 items of {m} rows")
+        batch = np.stack([b] * 3).transpose(0, 2, 1).copy().transpose(0, 2, 1) if transposed else [b] * 3
+        got = infiniop_py.gemm(a[rows], np.asarray(batch))
+        assert_same_bits(got, whole[rows], f"3 items of {m} rows, each with its own b")
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["b_rows", "b_columns"])
+@pytest.mark.parametrize("m", [1, 4, 33, 100])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_any_number_of_columns(dtype: str, m: int, transposed: bool, rng: np.random.Generator) -> None:
+    """The last columns are those of a wider product, and nothing beside them is written."""
+    a, b = _normal(rng, dtype, m, 261), _laid(_normal(rng, dtype, 261, 273), transposed)
+    old = _normal(rng, dtype, m, 273)
+    whole = infiniop_py.gemm(a, b, 0.75, 0.5, c=old)
+    for n in (*EDGES, *range(129, 273, 13)):
+        c = Guarded((m, n), DTYPES[dtype], "padded")
+        c.view[...] = old[:, :n]
+        infiniop_py.gemm_(c.view, a, b[:, :n], 0.75, 0.5)
+        assert_same_bits(c.view, whole[:, :n], f"{n} columns")
+        c.assert_guards_intact("c")
+
+
+# ---- numbers that a fast instruction may take for 0 --------------------------------------------------------
+
+_SUBNORMAL = 3 * 2.0**-133
+
+
+def _at(significand: int, exponent: int) -> float:
+    """The BF16 with this significand of eight bits and this exponent as stored."""
+    return math.ldexp(significand, exponent - 134)
+
+
+# Two elements of a row of A, the elements of B that they meet, the scale of B's other elements. All that is
+# below the least normal number: operands, a product, or a difference of products. Where that is a + b = 141
+# or less, a and b the least exponents, it is a difference of neighbours; at 142 the least normal number is.
+_TINY = {
+    "subnormal_operand": ((_SUBNORMAL, 0.0), (2.0**100, 2.0**100), 2.0**100),
+    "subnormal_operands": ((_SUBNORMAL, -_SUBNORMAL), (2.0**20, 2.0**30), 1.0),
+    "least_subnormal": ((0.0, 2.0**-133), (2.0**30, 2.0**30), 2.0**30),
+    "subnormal_product": ((_at(128, 62), 0.0), (_at(128, 62), _at(128, 62)), 1.0),
+    "difference_140": ((_at(129, 20), -_at(128, 20)), (_at(129, 120), _at(130, 120)), 2.0**20),
+    "difference_141": ((_at(129, 20), -_at(128, 20)), (_at(129, 121), _at(130, 121)), 2.0**20),
+    "difference_142": ((_at(129, 20), -_at(128, 20)), (_at(129, 122), _at(130, 122)), 2.0**20),
+    "difference_141_of_large_a": ((_at(129, 121), -_at(128, 121)), (_at(129, 20), _at(130, 20)), 2.0**20),
+}
+# By M and B's layout: each way to multiply, and each height of the tiles of a B that is not packed.
+_WAYS = [(m, False) for m in (1, 2, 4, 6, 8, 48, 100)] + [(m, True) for m in (1, 4, 8, 16, 100)]
+
+
+def _tiny_operands(
+    rng: np.random.Generator, name: str, m: int, n: int, k: int, row: int, at: tuple[int, int]
+) -> tuple[Array, Array]:
+    """Normal numbers but for one row of A, which is 0 but for two elements, and what these meet."""
+    x, y, scale = _TINY[name]
+    a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n)) * scale
+    a, b = np.copysign(np.maximum(np.abs(a), 0.02), a), np.copysign(np.maximum(np.abs(b), 0.02 * scale), b)
+    a[row] = 0
+    for i, xi, yi in reversed(list(zip(at, x, y, strict=True))):  # the first counts where both are one
+        a[row, i] = xi
+        b[i] = yi
+    return a.astype(DTYPES["bf16"]), b.astype(DTYPES["bf16"])
+
+
+@pytest.mark.parametrize("name", _TINY)
+@pytest.mark.parametrize(("m", "transposed"), _WAYS)
+def test_no_bf16_number_is_too_small_to_count(
+    m: int, transposed: bool, name: str, rng: np.random.Generator
+) -> None:
+    """In a row of A or a column of B: that row or column is exact, and the others keep their bits."""
+    n, bf16 = 179, FORMATS["bf16"]
+    two = min(_TINY[name][0]) != 0 and max(_TINY[name][0]) != 0
+    for k, at in (
+        (1, (0, 0)),
+        (7, (0, 1)),
+        (7, (6, 3)),
+        (300, (1, 0)),
+        (300, (254, 256)),
+        (300, (299, 31)),
+        (600, (511, 513)),
+    ):
+        if k == 1 and (two or _TINY[name][0][0] == 0):
+            continue
+        for turned in (False, True):
+            places = (0, 5, 100, 140, 165, n - 1) if turned else {0, m // 2, m - 1}
+            for place in places:
+                shape = (n, m) if turned else (m, n)
+                a, b = _tiny_operands(rng, name, *shape, k, place, at)
+                plain = a.copy()
+                plain[place] = plain[place - 1] if shape[0] > 1 else 1
+                if turned:
+                    a, b, plain, with_b = b.T.copy(), a.T, b.T.copy(), plain.T
+                else:
+                    with_b = b
+                b, with_b = _laid(b.copy(), transposed), _laid(with_b.copy(), transposed)
+                special = (slice(None), place) if turned else (place, slice(None))
+                exact = (a.astype(np.float64) @ b.astype(np.float64))[special]
+                assert (exact != 0).all()
+                others = np.ones((m, n), np.bool_)
+                others[special] = False
+                for beta in (0.0, 0.5):
+                    c = np.ones((m, n), DTYPES["bf16"])
+                    c[special] = round_to(bf16, 2 * exact)
+                    what = f"k {k}, at {at}, {'column' if turned else 'row'} {place}, beta {beta}"
+                    got = infiniop_py.gemm(a, b, 1.0, beta, c=c)
+                    wanted = round_to(bf16, exact + beta * c[special].astype(np.float64))
+                    assert_same_bits(np.ascontiguousarray(got[special]), wanted, what)
+                    without = infiniop_py.gemm(
+                        a if turned else plain, with_b if turned else b, 1.0, beta, c=c
+                    )
+                    assert_same_bits(got[others], without[others], f"others: {what}")
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

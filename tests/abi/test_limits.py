@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from _library import BAD_PARAM, Library
-from _ops import OPS, Abi, Layout
+from _ops import OPS, Abi, Layout, Memory, encode
 
 MIB = 1 << 20
 
@@ -23,6 +24,48 @@ def test_gemm_workspace_is_bounded_whatever_k_is(abi: Abi, dtype: str, k: int, r
     desc = abi.created(OPS["gemm"], {"c": c, "a": a, "b": b})
     assert 0 < abi.workspace_size(OPS["gemm"], desc) <= 64 * MIB
     abi.destroy(OPS["gemm"], desc)
+
+
+@pytest.mark.parametrize("m, n, k", [(1, 40, 300), (5, 40, 300), (9, 70, 520), (40, 33, 257), (100, 70, 520)])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+def test_gemm_stays_in_its_workspace(abi: Abi, dtype: str, m: int, n: int, k: int) -> None:
+    """B in rows, in columns and with steps; C in rows and with steps."""
+    for c_strides in ((n, 1), (2 * n, 2)):
+        for b_strides in ((n, 1), (1, k), (2 * n, 2)):
+            c, a, b = (
+                Layout((m, n), c_strides, dtype),
+                Layout((m, k), None, dtype),
+                Layout((k, n), b_strides, dtype),
+            )
+            _run_in_guarded_workspace(abi, {"c": c, "a": a, "b": b})
+
+
+@pytest.mark.parametrize("m", [1, 3, 5, 9])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64"])
+def test_gemm_stays_in_its_workspace_for_any_k(abi: Abi, dtype: str, m: int) -> None:
+    """More of A than is packed as a whole, in tiles of any height: sums wait for the next part of K."""
+    k = (1 << 22) // m + 1
+    c, a, b = Layout((m, 24), None, dtype), Layout((m, k), (0, 0), dtype), Layout((k, 24), (0, 0), dtype)
+    _run_in_guarded_workspace(abi, {"c": c, "a": a, "b": b}, alpha=2.0**-22)
+
+
+def _run_in_guarded_workspace(abi: Abi, layouts: dict[str, Layout], alpha: float = 1.0) -> None:
+    """A's and B's elements are 1."""
+    op, guard = OPS["gemm"], 4096
+    desc = abi.created(op, layouts)
+    size = abi.workspace_size(op, desc)
+    block = np.full(guard + size + guard, 0xA5, np.uint8)
+    memory = {name: Memory(layout) for name, layout in layouts.items()}
+    for name, x in memory.items():
+        each = tuple(slice(None if stride else 1) for stride in layouts[name].element_strides)
+        x.array[each] = encode(0 if name == "c" else 1, layouts[name].dtype)
+    pointers = {name: x.pointer for name, x in memory.items()}
+    status = abi.run(op, desc, pointers, block.ctypes.data + guard, size, alpha=alpha)
+    assert status == 0, abi.lib.message()
+    assert (block[:guard] == 0xA5).all() and (block[guard + size :] == 0xA5).all()
+    wanted = Memory(layouts["c"], layouts["a"].shape[1] * alpha)
+    np.testing.assert_array_equal(memory["c"].values, wanted.values)
+    abi.destroy(op, desc)
 
 
 @pytest.mark.parametrize("name", ["add", "mul", "rearrange"])

@@ -184,7 +184,8 @@ struct Blocked final : Way {
         const int64_t depth = units(std::min(k, kBlockK));
         bytes_a = acc_bytes(std::min(block_m, round_up(kTaskRows, mr)) * depth) + tile_bytes();
         bytes_b = acc_bytes(block_n * depth);
-        bytes_sums = k_blocks() > 1 ? acc_bytes(block_m * block_n) : 0; // they wait here for the next K block
+        // They wait here for the next K block.
+        bytes_sums = k_blocks() > 1 ? ceil_div(block_m, mr) * ceil_div(block_n, nr) * tile_bytes() : 0;
     }
     std::string describe() const override {
         return "blocked " + text(block_m) + " x " + text(block_n) + " x " + text(std::min(k, kBlockK)) + ", tiles " +
@@ -322,9 +323,11 @@ struct InPlace final : Way {
         tasks_m = ceil_div(m, task_m);
         tasks_n = ceil_div(n, task_n);
         bytes_a = packs_a ? acc_bytes(k_blocks() * units(kBlockK) * m) : 0;
-        bytes_sums = k_blocks() > 1 || c.col != 1 ? acc_bytes(task_m * task_n) : 0;
+        bytes_sums = k_blocks() > 1 || c.col != 1 || may_repeat() ? acc_bytes(task_m * task_n) : 0;
     }
     int64_t workspace(int threads) const override { return bytes_a + bytes_sums * threads; }
+    /** Are there two kinds of kernels, so that a task may be multiplied once more? */
+    bool may_repeat() const { return kernel.unit_k > 1; }
 
     void run(const Run &r) const override {
         Least least_a;
@@ -339,9 +342,13 @@ struct InPlace final : Way {
                           j0 = tasks_m == 1 ? t * task_n : t / tasks_m * task_n;
             const Task task{i0, j0, std::min(task_m, m - i0), std::min(task_n, n - j0),
                             r.workspace + bytes_a + slot * bytes_sums};
-            const int least_b = multiply(r, task, kFast);
+            // C is written by the kernels, but only once if it is read: else at the end, from the sums.
+            const bool to_c = c.col == 1 && (r.beta == 0 || !may_repeat());
+            const int least_b = multiply(r, task, kFast, to_c);
             // B has not been read before, so that it is known only now.
-            if (may_flush(least_a.exponent(), least_b)) multiply(r, task, kExact);
+            if (may_flush(least_a.exponent(), least_b)) multiply(r, task, kExact, to_c);
+            if (!to_c)
+                kernel.store(at_c(r.c, i0, j0), c.row, c.col, task.sums, task_n, task.m, task.n, r.alpha, r.beta);
         });
     }
 
@@ -371,11 +378,11 @@ struct InPlace final : Way {
         }
     }
 
-    int multiply(const Run &r, const Task &t, int exactness) const {
+    int multiply(const Run &r, const Task &t, int exactness, bool to_c) const {
         const GemmInPlaceKernel *const kernels = by_rows ? kernel.rows[exactness] : kernel.columns[exactness];
         int least = kLeastOfNothing;
         for (int64_t k0 = 0; k0 < k; k0 += kBlockK) {
-            const bool last = k0 + kBlockK >= k, to_c = last && c.col == 1;
+            const bool last = k0 + kBlockK >= k;
             GemmInPlace g;
             g.kc = std::min(kBlockK, k - k0);
             g.a_row = packs_a ? 1 : a.row;
@@ -395,11 +402,10 @@ struct InPlace final : Way {
                 g.a = packs_a ? r.workspace + (k0 / kBlockK * units(kBlockK) * m + t.i0 + i) * kernel.acc_size
                               : at_a(r.a, t.i0 + i, k0);
                 g.sums = t.sums + i * task_n * kernel.acc_size;
-                g.c = to_c ? at_c(r.c, t.i0 + i, t.j0) : nullptr;
+                g.c = last && to_c ? at_c(r.c, t.i0 + i, t.j0) : nullptr;
                 least = std::min(least, kernels[rows](g));
             }
         }
-        if (c.col != 1) kernel.store(at_c(r.c, t.i0, t.j0), c.row, c.col, t.sums, task_n, t.m, t.n, r.alpha, r.beta);
         return least;
     }
 };
