@@ -1,4 +1,5 @@
 /* The thread pool: every task once, slots apart, several callers at once, nesting, and the child of fork(). */
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -113,6 +114,22 @@ void test_fork() {
     CHECK(loop_is_right(64, 4));
 }
 
+/** Workers that sleep are kept off their waker's CPU where the kernel would put them there; they may run anywhere again. */
+void test_affinity() {
+    cpu_set_t whole;
+    CHECK(sched_getaffinity(0, sizeof whole, &whole) == 0);
+    std::atomic<int> bound{0};
+    for (int i = 0; i < 40; ++i) {
+        usleep(1000); // long enough for workers to fall asleep
+        parallel_for(64, 4, [&](int64_t, int) {
+            cpu_set_t allowed;
+            if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || !CPU_EQUAL(&allowed, &whole)) ++bound;
+            for (volatile int spin = 0; spin < 2000;) spin = spin + 1;
+        });
+    }
+    CHECK(bound == 0);
+}
+
 } // namespace
 
 int main() {
@@ -120,6 +137,7 @@ int main() {
     test_limits();
     test_callers();
     test_nesting();
+    test_affinity();
     test_fork();
     return check::summary();
 }

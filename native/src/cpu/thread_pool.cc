@@ -14,6 +14,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "cpu/fp_environment.h"
 
@@ -131,6 +132,7 @@ struct Loop {
     std::atomic<int64_t> next{0};
     int open_slots;             // workers that may still join; guarded by the pool's mutex, as is the next
     int next_slot = 1;          // the caller has slot 0
+    int cpu = -1;               // the caller's, as it woke workers
     std::atomic<int> joined{0}; // workers inside; changed under the mutex
     Loop *older = nullptr;
 
@@ -158,6 +160,10 @@ public:
                 open_slots_.fetch_add(helpers, std::memory_order_release);
             }
             helpers_to_wake = std::min(helpers, sleeping_);
+            if (helpers_to_wake > 0) {
+                loop.cpu = sched_getcpu();
+                if (crowded_) keep_off(loop.cpu);
+            }
         }
         for (int i = 0; i < helpers_to_wake; ++i) wake_.notify_one();
         loop.work(0);
@@ -178,6 +184,33 @@ public:
     static Pool &instance();
 
 private:
+    struct Worker {
+        Pool *pool = nullptr;
+        pthread_t thread{};
+        bool sleeps = false;
+        int kept_off = -1; // a CPU that it must not wake on
+    };
+
+    /** A kernel may wake a worker on its waker's CPU though others are idle, and part the two only after tens of milliseconds. So
+     *  once that was seen, sleeping workers are told to wake elsewhere; afterwards they may run anywhere again. */
+    void keep_off(int cpu) {
+        for (int i = 0; i < workers_; ++i) {
+            Worker &worker = each_[i];
+            cpu_set_t allowed;
+            if (!worker.sleeps || worker.kept_off >= 0) continue;
+            if (pthread_getaffinity_np(worker.thread, sizeof allowed, &allowed) != 0) continue;
+            if (cpu < 0 || cpu >= CPU_SETSIZE || !CPU_ISSET(cpu, &allowed) || CPU_COUNT(&allowed) < 2) continue;
+            CPU_CLR(cpu, &allowed);
+            if (pthread_setaffinity_np(worker.thread, sizeof allowed, &allowed) == 0) worker.kept_off = cpu;
+        }
+    }
+    static void allow_again(int cpu) {
+        cpu_set_t allowed;
+        if (pthread_getaffinity_np(pthread_self(), sizeof allowed, &allowed) != 0) return;
+        CPU_SET(cpu, &allowed);
+        pthread_setaffinity_np(pthread_self(), sizeof allowed, &allowed);
+    }
+
     /** Makes sure that `wanted` workers are there; returns how many of them are, should the system refuse more. */
     int start_workers(int wanted) {
         for (; workers_ < wanted; ++workers_) {
@@ -185,17 +218,19 @@ private:
             sigset_t everything, before;
             sigfillset(&everything);
             pthread_sigmask(SIG_SETMASK, &everything, &before);
-            pthread_t thread;
+            Worker &worker = each_[workers_];
+            worker.pool = this;
             const int error = pthread_create(
-                &thread, nullptr,
-                [](void *pool) -> void * {
-                    static_cast<Pool *>(pool)->serve();
+                &worker.thread, nullptr,
+                [](void *started) -> void * {
+                    Worker *self = static_cast<Worker *>(started);
+                    self->pool->serve(*self);
                     return nullptr;
                 },
-                this);
+                &worker);
             pthread_sigmask(SIG_SETMASK, &before, nullptr);
             if (error != 0) break;
-            pthread_detach(thread);
+            pthread_detach(worker.thread);
         }
         return std::min(wanted, workers_);
     }
@@ -206,7 +241,7 @@ private:
         return nullptr;
     }
 
-    [[noreturn]] void serve() {
+    [[noreturn]] void serve(Worker &self) {
         const FpEnvironment default_environment;
         std::unique_lock<std::mutex> lock(mutex_);
         for (;;) {
@@ -214,16 +249,23 @@ private:
             lock.unlock();
             spin_until([&] { return open_slots_.load(std::memory_order_acquire) > 0; });
             lock.lock();
-            Loop *loop;
-            ++sleeping_;
-            wake_.wait(lock, [&] { return (loop = joinable()) != nullptr; });
-            --sleeping_;
+            Loop *loop = joinable();
+            if (loop == nullptr) {
+                ++sleeping_;
+                self.sleeps = true;
+                wake_.wait(lock, [&] { return (loop = joinable()) != nullptr; });
+                self.sleeps = false;
+                --sleeping_;
+                crowded_ = crowded_ || (loop->cpu >= 0 && loop->cpu == sched_getcpu());
+            }
+            const int kept_off = std::exchange(self.kept_off, -1);
             --loop->open_slots;
             open_slots_.fetch_sub(1, std::memory_order_relaxed);
             ++loop->joined;
             ++computing_;
             const int slot = loop->next_slot++;
             lock.unlock();
+            if (kept_off >= 0) allow_again(kept_off);
             loop->work(slot);
             lock.lock();
             --computing_;
@@ -233,6 +275,8 @@ private:
 
     std::mutex mutex_;
     std::condition_variable wake_, done_;
+    Worker each_[kMaxThreads]; // the first workers_ of them; guarded by the mutex, as is all below
+    bool crowded_ = false;     // has a worker woken on its waker's CPU?
     Loop *newest_ = nullptr;
     std::atomic<int> open_slots_{0}; // of all loops; changed under the mutex
     int workers_ = 0;
