@@ -10,32 +10,48 @@ namespace {
 
 enum { kC, kA, kB };
 
-struct BinaryPlan final : CpuPlan {
-    BinaryPlan(const InfiniProblem &problem, BinaryRow row, BinaryRow stream)
-        : loop(problem.operands), kernel(row), size(kDtypes[problem.operands[kC].dtype].size) {
-        const double elements = static_cast<double>(loop.rows) * static_cast<double>(loop.n);
-        if (loop.step[kC] == 1 && worth_streaming(elements * static_cast<double>(size)))
-            kernel_elsewhere = stream;
-        else
-            kernel_elsewhere = row;
+/** The kernel for rows of c, past the caches where that is better and c is neither a nor b. */
+struct BinaryKernel {
+    BinaryKernel(const InfiniProblem &problem, BinaryOp op) {
+        const InfiniOperand &c = problem.operands[kC];
+        plain = kernels().binary[op][c.dtype];
+        size = kDtypes[c.dtype].size;
+        const bool unit = c.ndim > 0 && c.stride[c.ndim - 1] == 1;
+        if (unit && worth_streaming(static_cast<double>(element_count(c) * size), kStreamResults))
+            stream = kernels().binary_stream[op][c.dtype];
     }
+    BinaryRow of(const InfiniCall &call) const {
+        const void *const c = call.operands[kC];
+        const bool elsewhere = c != call.operands[kA] && c != call.operands[kB];
+        const bool aligned = reinterpret_cast<uintptr_t>(c) % static_cast<size_t>(size) == 0;
+        return stream != nullptr && elsewhere && aligned ? stream : plain;
+    }
+    void finish(BinaryRow used) const {
+        if (used == stream) finish_streams();
+    }
+
+    BinaryRow plain, stream = nullptr;
+    int64_t size;
+};
+
+struct BinaryPlan final : CpuPlan {
+    BinaryPlan(const InfiniProblem &problem, BinaryOp op) : loop(problem.operands), kernel(problem, op) {}
 
     void run(const InfiniCall &call) const override {
         char *const c = static_cast<char *>(call.operands[kC]);
         const char *const a = static_cast<const char *>(call.operands[kA]);
         const char *const b = static_cast<const char *>(call.operands[kB]);
-        const int64_t cache_line = 64 / size;
-        const bool elsewhere = c != a && c != b && reinterpret_cast<uintptr_t>(c) % static_cast<size_t>(size) == 0;
-        const BinaryRow row = elsewhere ? kernel_elsewhere : kernel;
+        const int64_t size = kernel.size, cache_line = 64 / size;
+        const BinaryRow row = kernel.of(call);
         loop.parallel_walk(cache_line, [&](const int64_t *at, int64_t first, int64_t n) {
             row(c + at[kC] + first * loop.step[kC] * size, loop.step[kC], a + at[kA] + first * loop.step[kA] * size,
                 loop.step[kA], b + at[kB] + first * loop.step[kB] * size, loop.step[kB], n);
         });
+        kernel.finish(row);
     }
 
     RowLoop<3> loop;
-    BinaryRow kernel, kernel_elsewhere; // where c is neither a nor b
-    int64_t size;
+    BinaryKernel kernel;
 };
 
 /** c is contiguous in the last dimension, an input in dimension `across`: it is transposed tile by tile on its way. */
@@ -45,9 +61,9 @@ struct BinaryTilePlan final : CpuPlan {
     static constexpr int64_t kTileRows = 64, kTileBytes = 512, kStripRows = 512;
     static constexpr int64_t kPitch = kTileBytes + 64; // of the rows of a buffer: no power of two
 
-    BinaryTilePlan(const InfiniProblem &problem, BinaryRow row, int across_dim)
+    BinaryTilePlan(const InfiniProblem &problem, BinaryOp op, int across_dim)
         : outer(loops_without<3>(problem.operands, 1u << across_dim | 1u << (problem.operands[kC].ndim - 1))),
-          kernel(row), size(kDtypes[problem.operands[kC].dtype].size), transpose(kernels().transpose[log2_of(size)]) {
+          kernel(problem, op), transpose(kernels().transpose[log2_of(kernel.size)]) {
         const int last = problem.operands[kC].ndim - 1;
         rows = problem.operands[kC].shape[across_dim];
         cols = problem.operands[kC].shape[last];
@@ -62,7 +78,8 @@ struct BinaryTilePlan final : CpuPlan {
     void run(const InfiniCall &call) const override {
         char *const base[3] = {static_cast<char *>(call.operands[kC]), static_cast<char *>(call.operands[kA]),
                                static_cast<char *>(call.operands[kB])};
-        const int64_t tile_cols = kTileBytes / size;
+        const int64_t size = kernel.size, tile_cols = kTileBytes / size;
+        const BinaryRow compute = kernel.of(call);
         const auto tile = [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
             alignas(64) char buffer[2][kTileRows * kPitch];
             char *x[3];
@@ -78,19 +95,19 @@ struct BinaryTilePlan final : CpuPlan {
                 col_step[i] = 1;
             }
             for (int64_t r = 0; r < n_rows; ++r)
-                kernel(x[kC] + r * row_step[kC], col_step[kC], x[kA] + r * row_step[kA], col_step[kA],
-                       x[kB] + r * row_step[kB], col_step[kB], n_cols);
+                compute(x[kC] + r * row_step[kC], col_step[kC], x[kA] + r * row_step[kA], col_step[kA],
+                        x[kB] + r * row_step[kB], col_step[kB], n_cols);
         };
         parallel_tiles(outer, rows, cols, kStripRows, tile_cols, size, 3 * size,
                        [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
                            for (int64_t r = 0; r < n_rows; r += kTileRows)
                                tile(at, row + r, std::min(kTileRows, n_rows - r), col, n_cols);
                        });
+        kernel.finish(compute);
     }
 
     RowLoop<3> outer;
-    BinaryRow kernel;
-    int64_t size;
+    BinaryKernel kernel;
     TransposeTile transpose;
     int64_t rows, cols;
     int64_t across[3], along[3]; // strides of the two tiled dimensions, elements
@@ -98,13 +115,12 @@ struct BinaryTilePlan final : CpuPlan {
 
 std::unique_ptr<CpuPlan> plan_binary(const InfiniProblem &problem, BinaryOp op) {
     const InfiniOperand *x = problem.operands;
-    const BinaryRow row = kernels().binary[op][x[kC].dtype];
     const int last = x[kC].ndim - 1;
     for (int d = 0; d < last; ++d)
         for (int i : {kA, kB})
             if (x[kC].stride[last] == 1 && BinaryTilePlan::transposed(x[i].stride[d], x[i].stride[last]))
-                return std::make_unique<BinaryTilePlan>(problem, row, d);
-    return std::make_unique<BinaryPlan>(problem, row, kernels().binary_stream[op][x[kC].dtype]);
+                return std::make_unique<BinaryTilePlan>(problem, op, d);
+    return std::make_unique<BinaryPlan>(problem, op);
 }
 
 } // namespace
