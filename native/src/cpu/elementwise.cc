@@ -54,12 +54,18 @@ struct BinaryPlan final : CpuPlan {
     BinaryKernel kernel;
 };
 
+/** Of a transposed operand at a time: so many rows that its columns are read by several cache lines, so much of each row that few
+ *  calls and few ends of rows come with it. */
+struct TileShape {
+    int64_t rows, bytes;
+    constexpr int64_t pitch() const { return bytes + 64; } // of the rows of a buffer: no power of two
+};
+
 /** c is contiguous in the last dimension, an input in dimension `across`: it is transposed tile by tile on its way. */
 struct BinaryTilePlan final : CpuPlan {
-    // Of a transposed operand at a time: so many rows that its columns are read by several cache lines, so much of each row
-    // that c is written by several. Strips of such tiles go down the columns.
-    static constexpr int64_t kTileRows = 64, kTileBytes = 512, kStripRows = 512;
-    static constexpr int64_t kPitch = kTileBytes + 64; // of the rows of a buffer: no power of two
+    static constexpr TileShape kCached{64, 2048}, kStreamed{128, 1024}; // c; those from memory come by longer pieces
+    static constexpr int64_t kStripRows = 512;                          // of tiles that go down the columns
+    static constexpr int64_t kBufferBytes = std::max(kCached.rows * kCached.pitch(), kStreamed.rows *kStreamed.pitch());
 
     BinaryTilePlan(const InfiniProblem &problem, BinaryOp op, int across_dim)
         : outer(loops_without<3>(problem.operands, 1u << across_dim | 1u << (problem.operands[kC].ndim - 1))),
@@ -78,10 +84,11 @@ struct BinaryTilePlan final : CpuPlan {
     void run(const InfiniCall &call) const override {
         char *const base[3] = {static_cast<char *>(call.operands[kC]), static_cast<char *>(call.operands[kA]),
                                static_cast<char *>(call.operands[kB])};
-        const int64_t size = kernel.size, tile_cols = kTileBytes / size;
         const BinaryRow compute = kernel.of(call);
+        const TileShape shape = compute == kernel.stream ? kStreamed : kCached;
+        const int64_t size = kernel.size, pitch = shape.pitch(), tile_cols = shape.bytes / size;
         const auto tile = [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
-            alignas(64) char buffer[2][kTileRows * kPitch];
+            alignas(64) char buffer[2][kBufferBytes];
             char *x[3];
             int64_t row_step[3], col_step[3];
             for (int i = 0; i < 3; ++i) {
@@ -89,9 +96,9 @@ struct BinaryTilePlan final : CpuPlan {
                 row_step[i] = across[i] * size;
                 col_step[i] = along[i];
                 if (i == kC || !transposed(across[i], along[i])) continue;
-                transpose(buffer[i - kA], {kPitch / size, nullptr}, x[i], {along[i], nullptr}, n_rows, n_cols, false);
+                transpose(buffer[i - kA], {pitch / size, nullptr}, x[i], {along[i], nullptr}, n_rows, n_cols, false);
                 x[i] = buffer[i - kA];
-                row_step[i] = kPitch;
+                row_step[i] = pitch;
                 col_step[i] = 1;
             }
             for (int64_t r = 0; r < n_rows; ++r)
@@ -100,8 +107,8 @@ struct BinaryTilePlan final : CpuPlan {
         };
         parallel_tiles(outer, rows, cols, kStripRows, tile_cols, size, 3 * size,
                        [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
-                           for (int64_t r = 0; r < n_rows; r += kTileRows)
-                               tile(at, row + r, std::min(kTileRows, n_rows - r), col, n_cols);
+                           for (int64_t r = 0; r < n_rows; r += shape.rows)
+                               tile(at, row + r, std::min(shape.rows, n_rows - r), col, n_cols);
                        });
         kernel.finish(compute);
     }
