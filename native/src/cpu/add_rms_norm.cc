@@ -20,7 +20,8 @@ struct NormPlan final : CpuPlan {
           kernel(kernels().add_rms_norm[problem.operands[kY].dtype][problem.operands[kWeight].dtype]),
           size(kDtypes[problem.operands[kY].dtype].size), weight_size(kDtypes[problem.operands[kWeight].dtype].size),
           chunks(std::min((loop.n + kNormChunk - 1) / kNormChunk, kMostChunks)),
-          stream(worth_streaming(2.0 * static_cast<double>(loop.rows) * static_cast<double>(loop.n * size))) {}
+          stream(worth_streaming(2.0 * static_cast<double>(loop.rows) * static_cast<double>(loop.n * size),
+                                 kStreamResults)) {}
 
     void run(const InfiniCall &call) const override {
         const auto operand = [&](const int64_t *at, int i) { return static_cast<char *>(call.operands[i]) + at[i]; };
@@ -31,11 +32,13 @@ struct NormPlan final : CpuPlan {
             };
             return loop.rows < num_threads() ? loop.walk(0, loop.rows * loop.n, row) : loop.parallel_walk(loop.n, row);
         }
-        const auto row = stream && elsewhere(call, kY) && elsewhere(call, kResidual) ? kernel.row_stream : kernel.row;
+        const bool streamed = stream && elsewhere(call, kY) && elsewhere(call, kResidual);
+        const auto row = streamed ? kernel.row_stream : kernel.row;
         loop.parallel_walk(loop.n, [&](const int64_t *at, int64_t, int64_t n) {
             row(operand(at, kY), operand(at, kResidual), operand(at, kA), operand(at, kB), operand(at, kWeight), n,
                 epsilon);
         });
+        if (streamed) finish_streams();
     }
 
     bool elsewhere(const InfiniCall &call, int i) const {

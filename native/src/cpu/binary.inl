@@ -126,7 +126,6 @@ void binary_row(void *c_, int64_t stride_c, const void *a_, int64_t stride_a, co
             }
         }
     }
-    end_stream<Stream>();
 }
 
 template <class Op, bool Stream>

@@ -46,14 +46,6 @@ INFINI_INLINE void put(void *p, V x) {
     __builtin_memcpy(p, &x, sizeof x);
 }
 
-/** After the last streamed store: other threads see it before what this one does next. */
-template <bool Stream>
-INFINI_INLINE void end_stream() {
-#if defined(__SSE2__)
-    if constexpr (Stream) _mm_sfence();
-#endif
-}
-
 template <class V>
 INFINI_INLINE V splat(typename V::Scalar x) {
     return broadcast(x);

@@ -3,6 +3,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace infini {
 
@@ -24,16 +27,19 @@ double read_last_level_cache() {
     return bytes;
 }
 
-double read_least_to_stream() {
-    if (const char *bytes = std::getenv("INFINIOP_STREAM_BYTES")) return std::strtod(bytes, nullptr);
-    return read_last_level_cache() / 2;
-}
-
 } // namespace
 
-bool worth_streaming(double bytes_written) {
-    static const double least = read_least_to_stream();
-    return bytes_written >= least;
+bool worth_streaming(double bytes_written, double share) {
+    static const char *const least = std::getenv("INFINIOP_STREAM_BYTES");
+    static const double least_bytes = least != nullptr ? std::strtod(least, nullptr) : 0;
+    static const double last_level = read_last_level_cache();
+    return bytes_written >= (least != nullptr ? least_bytes : share * last_level);
+}
+
+void finish_streams() {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
 }
 
 } // namespace infini

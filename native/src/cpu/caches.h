@@ -1,11 +1,19 @@
-/* When results are better written past the caches. */
+/* When results are better written past the caches: a store that does so need not fetch the line first. */
 #pragma once
 
 namespace infini {
 
-/** Whether an operator that writes so many bytes, none of them read before, should stream them to memory: a store that does so
- *  need not fetch the line first. Below half of the last-level cache what was written is likely to be found there again. The
- *  environment variable INFINIOP_STREAM_BYTES, read once, sets another number. */
-bool worth_streaming(double bytes_written);
+/* Shares of the last-level cache that a result, none of it read before, has to reach. Below it what was written is likely to be
+ * found there again. */
+constexpr double kStreamResults = 1. / 2; // of operators that compute
+constexpr double kStreamCopies = 3. / 8;  // of those that only move: with what they read, as large, three quarters
+
+/** Is a result of so many bytes better streamed? The environment variable INFINIOP_STREAM_BYTES, read once, sets a number of bytes
+ *  in place of all shares. */
+bool worth_streaming(double bytes_written, double share);
+
+/** Makes what this thread has streamed visible in order, after its last loop. Workers need no such call: they end a loop with a
+ *  locked instruction, which waits for these writes too. */
+void finish_streams();
 
 } // namespace infini

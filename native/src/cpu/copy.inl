@@ -22,44 +22,45 @@ void copy_row(void *dst_, int64_t stride_dst, const void *src_, int64_t stride_s
 constexpr int64_t kLine = 64; // bytes of a cache line
 
 #if defined(__SSE2__)
-/* Vectors as bytes, of each width. interleave_*: the elements of two vectors in turns, of the lower or the upper half of each
- * 128-bit lane. */
-#define INFINI_BYTES(V, PREFIX, BITS)                                                                              \
-    INFINI_INLINE void load_bytes(V &x, const void *p) { x = PREFIX##_loadu_si##BITS(static_cast<const V *>(p)); } \
-    INFINI_INLINE void store_bytes(void *p, V x) { PREFIX##_storeu_si##BITS(static_cast<V *>(p), x); }             \
-    INFINI_INLINE void stream_bytes(void *p, V x) { PREFIX##_stream_si##BITS(static_cast<V *>(p), x); }            \
-    template <int kSize>                                                                                           \
-    INFINI_INLINE V interleave_low(V a, V b) {                                                                     \
-        if (kSize == 1) return PREFIX##_unpacklo_epi8(a, b);                                                       \
-        if (kSize == 2) return PREFIX##_unpacklo_epi16(a, b);                                                      \
-        return kSize == 4 ? PREFIX##_unpacklo_epi32(a, b) : PREFIX##_unpacklo_epi64(a, b);                         \
-    }                                                                                                              \
-    template <int kSize>                                                                                           \
-    INFINI_INLINE V interleave_high(V a, V b) {                                                                    \
-        if (kSize == 1) return PREFIX##_unpackhi_epi8(a, b);                                                       \
-        if (kSize == 2) return PREFIX##_unpackhi_epi16(a, b);                                                      \
-        return kSize == 4 ? PREFIX##_unpackhi_epi32(a, b) : PREFIX##_unpackhi_epi64(a, b);                         \
+template <class V>
+INFINI_INLINE V load_bytes(const void *p) {
+    V x;
+    __builtin_memcpy(&x, p, sizeof x);
+    return x;
+}
+
+/* interleave_*: the elements of two vectors in turns, of the lower or the upper half of each 128-bit lane. */
+#define INFINI_INTERLEAVE(V, PREFIX)                                                       \
+    template <int kSize>                                                                   \
+    INFINI_INLINE V interleave_low(V a, V b) {                                             \
+        if (kSize == 1) return PREFIX##_unpacklo_epi8(a, b);                               \
+        if (kSize == 2) return PREFIX##_unpacklo_epi16(a, b);                              \
+        return kSize == 4 ? PREFIX##_unpacklo_epi32(a, b) : PREFIX##_unpacklo_epi64(a, b); \
+    }                                                                                      \
+    template <int kSize>                                                                   \
+    INFINI_INLINE V interleave_high(V a, V b) {                                            \
+        if (kSize == 1) return PREFIX##_unpackhi_epi8(a, b);                               \
+        if (kSize == 2) return PREFIX##_unpackhi_epi16(a, b);                              \
+        return kSize == 4 ? PREFIX##_unpackhi_epi32(a, b) : PREFIX##_unpackhi_epi64(a, b); \
     }
 
 /* gather: pieces of 16 bytes, side by side; piece(i) points to the one for lane i. Lanes that come from memory keep the units
  * free that interleave. */
-INFINI_BYTES(__m128i, _mm, 128)
+INFINI_INTERLEAVE(__m128i, _mm)
 template <class Piece>
 INFINI_INLINE void gather(__m128i &x, Piece piece) {
-    load_bytes(x, piece(0));
+    x = load_bytes<__m128i>(piece(0));
 }
 #if defined(__AVX2__)
-INFINI_BYTES(__m256i, _mm256, 256)
+INFINI_INTERLEAVE(__m256i, _mm256)
 template <class Piece>
 INFINI_INLINE void gather(__m256i &x, Piece piece) {
-    __m128i low, high;
-    load_bytes(low, piece(0));
-    load_bytes(high, piece(1));
+    const __m128i low = load_bytes<__m128i>(piece(0)), high = load_bytes<__m128i>(piece(1));
     x = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
 }
 #endif
 #if defined(__AVX512F__)
-INFINI_BYTES(__m512i, _mm512, 512)
+INFINI_INTERLEAVE(__m512i, _mm512)
 template <class Piece>
 INFINI_INLINE void gather(__m512i &x, Piece piece) {
     __m256i low, high;
@@ -73,7 +74,7 @@ using Wide = __m256i;
 #else
 using Wide = __m128i;
 #endif
-#undef INFINI_BYTES
+#undef INFINI_INTERLEAVE
 #endif
 
 /** Past the caches in whole lines; the ends of a row share theirs with others. */
@@ -85,14 +86,9 @@ void stream_row(void *dst_, const void *src_, int64_t n) {
     if (n >= head + kLine) {
         __builtin_memcpy(dst, src, static_cast<size_t>(head));
         dst += head, src += head, n -= head;
-        for (; n >= kLine; dst += kLine, src += kLine, n -= kLine) {
-            Wide x;
+        for (; n >= kLine; dst += kLine, src += kLine, n -= kLine)
 #pragma GCC unroll 4
-            for (size_t i = 0; i < kLine; i += sizeof x) {
-                load_bytes(x, src + i);
-                stream_bytes(dst + i, x);
-            }
-        }
+            for (size_t i = 0; i < kLine; i += sizeof(Wide)) put<true>(dst + i, load_bytes<Wide>(src + i));
     }
 #endif
     __builtin_memcpy(dst, src, static_cast<size_t>(n));
@@ -165,11 +161,7 @@ INFINI_INLINE void transpose_block(Dst dst, Src src) {
         for (int i = 0; i < kRows; ++i) x[i] = y[i];
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i)
-        if (kStream)
-            stream_bytes(dst[i], x[i]);
-        else
-            store_bytes(dst[i], x[i]);
+    for (int i = 0; i < kRows; ++i) put<kStream>(dst[i], x[i]);
 }
 
 /** A cache line of each of as many columns as elements make a line: those of both sides are used up while they are near. */
@@ -190,11 +182,7 @@ INFINI_INLINE void transpose_colliding(Dst dst, Src src) {
 #pragma GCC unroll 8
     for (int64_t j = 0; j < kSide; ++j)
 #pragma GCC unroll 4
-        for (int64_t i = 0; i < kSide; i += kCols) {
-            Wide x;
-            load_bytes(x, src[j] + i);
-            store_bytes(lines + j * kSide + i, x);
-        }
+        for (int64_t i = 0; i < kSide; i += kCols) put<false>(lines + j * kSide + i, load_bytes<Wide>(src[j] + i));
     transpose_square<T, kStream>(dst, Stepped<const T>{lines, kSide});
 }
 

@@ -10,44 +10,66 @@ namespace {
 
 enum { kC, kA, kB };
 
-struct BinaryPlan final : CpuPlan {
-    BinaryPlan(const InfiniProblem &problem, BinaryRow row, BinaryRow stream)
-        : loop(problem.operands), kernel(row), size(kDtypes[problem.operands[kC].dtype].size) {
-        const double elements = static_cast<double>(loop.rows) * static_cast<double>(loop.n);
-        if (loop.step[kC] == 1 && worth_streaming(elements * static_cast<double>(size)))
-            kernel_elsewhere = stream;
-        else
-            kernel_elsewhere = row;
+/** The kernel for rows of c, past the caches where that is better and c is neither a nor b. */
+struct BinaryKernel {
+    BinaryKernel(const InfiniProblem &problem, BinaryOp op) {
+        const InfiniOperand &c = problem.operands[kC];
+        plain = kernels().binary[op][c.dtype];
+        size = kDtypes[c.dtype].size;
+        const bool unit = c.ndim > 0 && c.stride[c.ndim - 1] == 1;
+        if (unit && worth_streaming(static_cast<double>(element_count(c) * size), kStreamResults))
+            stream = kernels().binary_stream[op][c.dtype];
     }
+    BinaryRow of(const InfiniCall &call) const {
+        const void *const c = call.operands[kC];
+        const bool elsewhere = c != call.operands[kA] && c != call.operands[kB];
+        const bool aligned = reinterpret_cast<uintptr_t>(c) % static_cast<size_t>(size) == 0;
+        return stream != nullptr && elsewhere && aligned ? stream : plain;
+    }
+    void finish(BinaryRow used) const {
+        if (used == stream) finish_streams();
+    }
+
+    BinaryRow plain, stream = nullptr;
+    int64_t size;
+};
+
+struct BinaryPlan final : CpuPlan {
+    BinaryPlan(const InfiniProblem &problem, BinaryOp op) : loop(problem.operands), kernel(problem, op) {}
 
     void run(const InfiniCall &call) const override {
         char *const c = static_cast<char *>(call.operands[kC]);
         const char *const a = static_cast<const char *>(call.operands[kA]);
         const char *const b = static_cast<const char *>(call.operands[kB]);
-        const int64_t cache_line = 64 / size;
-        const bool elsewhere = c != a && c != b && reinterpret_cast<uintptr_t>(c) % static_cast<size_t>(size) == 0;
-        const BinaryRow row = elsewhere ? kernel_elsewhere : kernel;
+        const int64_t size = kernel.size, cache_line = 64 / size;
+        const BinaryRow row = kernel.of(call);
         loop.parallel_walk(cache_line, [&](const int64_t *at, int64_t first, int64_t n) {
             row(c + at[kC] + first * loop.step[kC] * size, loop.step[kC], a + at[kA] + first * loop.step[kA] * size,
                 loop.step[kA], b + at[kB] + first * loop.step[kB] * size, loop.step[kB], n);
         });
+        kernel.finish(row);
     }
 
     RowLoop<3> loop;
-    BinaryRow kernel, kernel_elsewhere; // where c is neither a nor b
-    int64_t size;
+    BinaryKernel kernel;
+};
+
+/** Of a transposed operand at a time: so many rows that its columns are read by several cache lines, so much of each row that few
+ *  calls and few ends of rows come with it. */
+struct TileShape {
+    int64_t rows, bytes;
+    constexpr int64_t pitch() const { return bytes + 64; } // of the rows of a buffer: no power of two
 };
 
 /** c is contiguous in the last dimension, an input in dimension `across`: it is transposed tile by tile on its way. */
 struct BinaryTilePlan final : CpuPlan {
-    // Of a transposed operand at a time: so many rows that its columns are read by several cache lines, so much of each row
-    // that c is written by several. Strips of such tiles go down the columns.
-    static constexpr int64_t kTileRows = 64, kTileBytes = 512, kStripRows = 512;
-    static constexpr int64_t kPitch = kTileBytes + 64; // of the rows of a buffer: no power of two
+    static constexpr TileShape kCached{64, 2048}, kStreamed{128, 1024}; // c; those from memory come by longer pieces
+    static constexpr int64_t kStripRows = 512;                          // of tiles that go down the columns
+    static constexpr int64_t kBufferBytes = std::max(kCached.rows * kCached.pitch(), kStreamed.rows *kStreamed.pitch());
 
-    BinaryTilePlan(const InfiniProblem &problem, BinaryRow row, int across_dim)
+    BinaryTilePlan(const InfiniProblem &problem, BinaryOp op, int across_dim)
         : outer(loops_without<3>(problem.operands, 1u << across_dim | 1u << (problem.operands[kC].ndim - 1))),
-          kernel(row), size(kDtypes[problem.operands[kC].dtype].size), transpose(kernels().transpose[log2_of(size)]) {
+          kernel(problem, op), transpose(kernels().transpose[log2_of(kernel.size)]) {
         const int last = problem.operands[kC].ndim - 1;
         rows = problem.operands[kC].shape[across_dim];
         cols = problem.operands[kC].shape[last];
@@ -62,9 +84,11 @@ struct BinaryTilePlan final : CpuPlan {
     void run(const InfiniCall &call) const override {
         char *const base[3] = {static_cast<char *>(call.operands[kC]), static_cast<char *>(call.operands[kA]),
                                static_cast<char *>(call.operands[kB])};
-        const int64_t tile_cols = kTileBytes / size;
+        const BinaryRow compute = kernel.of(call);
+        const TileShape shape = compute == kernel.stream ? kStreamed : kCached;
+        const int64_t size = kernel.size, pitch = shape.pitch(), tile_cols = shape.bytes / size;
         const auto tile = [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
-            alignas(64) char buffer[2][kTileRows * kPitch];
+            alignas(64) char buffer[2][kBufferBytes];
             char *x[3];
             int64_t row_step[3], col_step[3];
             for (int i = 0; i < 3; ++i) {
@@ -72,25 +96,25 @@ struct BinaryTilePlan final : CpuPlan {
                 row_step[i] = across[i] * size;
                 col_step[i] = along[i];
                 if (i == kC || !transposed(across[i], along[i])) continue;
-                transpose(buffer[i - kA], {kPitch / size, nullptr}, x[i], {along[i], nullptr}, n_rows, n_cols, false);
+                transpose(buffer[i - kA], {pitch / size, nullptr}, x[i], {along[i], nullptr}, n_rows, n_cols, false);
                 x[i] = buffer[i - kA];
-                row_step[i] = kPitch;
+                row_step[i] = pitch;
                 col_step[i] = 1;
             }
             for (int64_t r = 0; r < n_rows; ++r)
-                kernel(x[kC] + r * row_step[kC], col_step[kC], x[kA] + r * row_step[kA], col_step[kA],
-                       x[kB] + r * row_step[kB], col_step[kB], n_cols);
+                compute(x[kC] + r * row_step[kC], col_step[kC], x[kA] + r * row_step[kA], col_step[kA],
+                        x[kB] + r * row_step[kB], col_step[kB], n_cols);
         };
         parallel_tiles(outer, rows, cols, kStripRows, tile_cols, size, 3 * size,
                        [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
-                           for (int64_t r = 0; r < n_rows; r += kTileRows)
-                               tile(at, row + r, std::min(kTileRows, n_rows - r), col, n_cols);
+                           for (int64_t r = 0; r < n_rows; r += shape.rows)
+                               tile(at, row + r, std::min(shape.rows, n_rows - r), col, n_cols);
                        });
+        kernel.finish(compute);
     }
 
     RowLoop<3> outer;
-    BinaryRow kernel;
-    int64_t size;
+    BinaryKernel kernel;
     TransposeTile transpose;
     int64_t rows, cols;
     int64_t across[3], along[3]; // strides of the two tiled dimensions, elements
@@ -98,13 +122,12 @@ struct BinaryTilePlan final : CpuPlan {
 
 std::unique_ptr<CpuPlan> plan_binary(const InfiniProblem &problem, BinaryOp op) {
     const InfiniOperand *x = problem.operands;
-    const BinaryRow row = kernels().binary[op][x[kC].dtype];
     const int last = x[kC].ndim - 1;
     for (int d = 0; d < last; ++d)
         for (int i : {kA, kB})
             if (x[kC].stride[last] == 1 && BinaryTilePlan::transposed(x[i].stride[d], x[i].stride[last]))
-                return std::make_unique<BinaryTilePlan>(problem, row, d);
-    return std::make_unique<BinaryPlan>(problem, row, kernels().binary_stream[op][x[kC].dtype]);
+                return std::make_unique<BinaryTilePlan>(problem, op, d);
+    return std::make_unique<BinaryPlan>(problem, op);
 }
 
 } // namespace

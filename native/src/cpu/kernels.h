@@ -45,7 +45,7 @@ struct LineOffsets {
 using TransposeTile = void (*)(void *dst, LineOffsets dst_rows, const void *src, LineOffsets src_cols, int64_t rows,
                                int64_t cols, bool stream);
 
-/** Copies n bytes past the caches. */
+/** Copies n bytes past the caches. After kernels that write there comes finish_streams(). */
 using StreamRow = void (*)(void *dst, const void *src, int64_t n);
 
 /** out[rows][nr] = A panel^T * B panel, each sum in order of k; plus in[rows][nr] where `in` is not null. */

@@ -102,7 +102,6 @@ void norm_row_stream(void *y_, void *r_, const void *a_, const void *b_, const v
     }
     __builtin_memcpy(r + i, row + i, static_cast<size_t>(n - i) * sizeof(T));
     norm_product<T, true>(y, row, static_cast<const W *>(w), n, norm_scale<T>(square_sum, n, epsilon), b + n);
-    end_stream<true>();
 }
 
 template <class T, class W>

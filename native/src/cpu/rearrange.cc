@@ -1,12 +1,9 @@
 /* rearrange on the CPU: whole rows where both sides are contiguous, tiles where x is contiguous in another dimension than y,
  * single elements otherwise. */
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
 
+#include "cpu/caches.h"
 #include "cpu/cpu_plan.h"
 #include "cpu/isa.h"
 #include "cpu/tiles.h"
@@ -17,41 +14,25 @@ namespace {
 
 enum { kY, kX };
 
-/** Makes what this thread wrote past the caches visible in order. Workers need no such call: they end a loop with a locked
- *  instruction, which waits for these writes too. */
-void finish_streams() {
-#if defined(__SSE2__)
-    _mm_sfence();
-#endif
-}
-
-/** Is what a call touches too much to stay in the caches? Then y is better written past them: its lines are not read first,
- *  and nothing else is evicted for what will be evicted itself. */
-bool exceeds_caches(const InfiniProblem &problem) {
-    static const double last_level = [] { // glibc's number is that of all the processor's caches together
-        double kilobytes;
-        FILE *file = std::fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r");
-        if (file == nullptr || std::fscanf(file, "%lfK", &kilobytes) != 1) kilobytes = 32 * 1024;
-        if (file != nullptr) std::fclose(file);
-        return kilobytes * 1024;
-    }();
+/** Then its lines are not read first, and nothing else is evicted for what will be evicted itself. */
+bool streams(const InfiniProblem &problem) {
     const InfiniOperand &y = problem.operands[kY];
-    return 2.0 * static_cast<double>(element_count(y) * kDtypes[y.dtype].size) > 0.75 * last_level;
+    return worth_streaming(static_cast<double>(element_count(y) * kDtypes[y.dtype].size), kStreamCopies);
 }
 
 /** Rows that are contiguous on both sides go past the caches if the problem is large: then the order they are written in makes
  *  no difference, and x is read in its own. */
 struct RowCopy final : CpuPlan {
     explicit RowCopy(const InfiniProblem &problem)
-        : stream(worth_streaming(problem)), loop(stream ? in_order_of_x(problem).operands : problem.operands),
+        : stream(streams_rows(problem)), loop(stream ? in_order_of_x(problem).operands : problem.operands),
           size(kDtypes[problem.operands[kY].dtype].size), kernel(kernels().copy[log2_of(size)]) {}
 
-    static bool worth_streaming(const InfiniProblem &problem) {
+    static bool streams_rows(const InfiniProblem &problem) {
         constexpr int64_t kEnough = 256; // bytes of a row: lines it shares with other rows are written twice
         const InfiniOperand &y = problem.operands[kY], &x = problem.operands[kX];
         const int last = y.ndim - 1;
         return last >= 0 && y.stride[last] == 1 && x.stride[last] == 1 &&
-               y.shape[last] * kDtypes[y.dtype].size >= kEnough && exceeds_caches(problem);
+               y.shape[last] * kDtypes[y.dtype].size >= kEnough && streams(problem);
     }
 
     static InfiniProblem in_order_of_x(InfiniProblem problem) {
@@ -99,7 +80,7 @@ struct TileCopy final : CpuPlan {
         : outer(loops_without<2>(problem.operands, row_axis.dims | col_axis.dims)),
           size(kDtypes[problem.operands[kY].dtype].size), kernel(kernels().transpose[log2_of(size)]), rows(row_axis),
           cols(col_axis), y_row_step(problem.operands[kY].stride[rows.order.back()]),
-          x_col_step(problem.operands[kX].stride[cols.order.back()]), stream(exceeds_caches(problem)) {
+          x_col_step(problem.operands[kX].stride[cols.order.back()]), stream(streams(problem)) {
         if (rows.uniform && cols.uniform) return;
         y_rows = axis_offsets(rows, problem.operands[kY], kTileRows);
         x_cols = axis_offsets(cols, problem.operands[kX], kTileCols);
