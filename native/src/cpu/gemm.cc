@@ -1,12 +1,13 @@
 /* gemm on the CPU: one set of parts (see GemmKernel) and three ways to put them together.
  *
- *  blocked   C is cut into blocks, K into blocks of kBlockK. B is packed into panels of the register tile's width, converted to
- *            the type sums are kept in on the way, while the threads are still busy with the block before; each task packs
- *            its own rows of A into its thread's second-level cache.
- *  columns   few rows: A is packed once and stays in the cache; threads share the columns of C, and each packs the part of B
- *            that it needs, a few panels at a time, and uses it at once.
- *  in place  few rows, or all of B in the cache, and B contiguous in one dimension: it is not packed but multiplied where it
- *            lies. Nor is A, unless it must be converted.
+ *  in place  B is multiplied where it lies, in tasks that need nothing of each other: F32 and F64 where the rows of B and of A are
+ *            contiguous, of any size, since a K block of B's part in a task stays in the second-level cache; every dtype
+ *            where A has few rows. A is not packed either, unless it must be converted.
+ *  columns   few rows, and B contiguous along k or not at all: A is packed once and stays in the cache; threads share the
+ *            columns of C, and each packs the part of B that it needs, a few panels at a time, and uses it at once.
+ *  blocked   all else. C is cut into blocks, K into blocks of kBlockK. B is packed into panels of the register tile's width,
+ *            converted to the type sums are kept in on the way, while the threads are still busy with the block before; each
+ *            task packs its own rows of A into its thread's second-level cache.
  *
  *  Whatever the way, an element of C is the sum over k in ascending order (of units of k, see GemmKernel), one partial sum for
  *  each kBlockK of them: the order depends on K alone, so a row of C has the same bits whatever M, N, the batch or the
@@ -25,20 +26,29 @@ namespace infini {
 
 namespace {
 
-constexpr int64_t kBlockK = 256;   // two panels of this depth share the first-level cache
+constexpr int64_t kBlockK = 256;            // of all ways: it decides the order of sums
+constexpr double kFlopsPerThread = 1 << 20; // fewer are done before a second thread is awake
+constexpr int64_t kLine = 64;
+
+/* In place. A task's K block of B fills half of a second-level cache of 1 MiB, A's part and the sums some more of it. */
+constexpr int64_t kInPlaceRun = 2048; // bytes of a row of B in one task
+constexpr int64_t kInPlaceTaskRows = 96;
+constexpr int64_t kInPlaceFarRows =
+    16 * 1024;                             // bytes between rows of B: with each in pages of its own, packing pays from
+constexpr int64_t kInPlaceManyRows = 1024; // so many rows of A on
+constexpr int64_t kInPlaceFewRows = 32;
+constexpr int64_t kInPlaceFewRowsRun =
+    1024; // so that the next K block, on its way from memory, has room beside this one
+
+/* Columns. */
+constexpr int64_t kFewRows = 64;
+constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
+
+/* Blocked. */
 constexpr int64_t kBlockM = 2048;  // C of one block: 8 MiB of sums
 constexpr int64_t kBlockN = 1024;  // packed B: 1 MiB of F32
 constexpr int64_t kTaskRows = 168; // of C in one task: its packed rows of A stay in the second-level cache
-constexpr int64_t kTaskCols = 256;
-constexpr int64_t kFewRows = 64;         // up to here a row of B is used for all rows of A at once
-constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
-constexpr int64_t kInPlaceFewRows = 32;
-constexpr int64_t kInPlaceRun =
-    2048; // bytes of a row of B in one task: a K block of them stays in the second-level cache
-constexpr int64_t kInPlaceFewRowsRun = 1024; // and so does the next one, which comes from memory meanwhile
-constexpr int64_t kInPlaceTaskRows = 96;    // of A: its part of a K block and their sums share the cache with that of B
-constexpr double kFlopsPerThread = 1 << 20; // fewer are done before a second thread is awake
-constexpr int64_t kLine = 64;
+constexpr int64_t kTaskCols = 256; // small enough that all threads end at about the same time
 
 int64_t ceil_div(int64_t x, int64_t y) { return x / y + (x % y != 0); }
 int64_t round_up(int64_t x, int64_t y) { return ceil_div(x, y) * y; }
@@ -286,11 +296,12 @@ struct Blocked final : Way {
         for (int64_t j = j0; j < j1; ++j) {
             for (int64_t i = i0; i < i1; ++i) {
                 char *const waiting = sums + (i * panels_n + j) * tile_bytes();
+                char *const to = at_c(r.c, block.m0 + i * mr, block.n0 + j * nr);
                 multiply(depth, panels_a + (i - i0) * panel_a, panels_b + j * panel_b, first ? nullptr : waiting,
                          last ? tile : waiting);
                 if (last)
-                    kernel.store(at_c(r.c, block.m0 + i * mr, block.n0 + j * nr), c.row, c.col, tile, nr,
-                                 std::min(mr, block.m - i * mr), std::min(nr, block.n - j * nr), r.alpha, r.beta);
+                    kernel.store(to, c.row, c.col, tile, nr, std::min(mr, block.m - i * mr),
+                                 std::min(nr, block.n - j * nr), r.alpha, r.beta);
             }
         }
     }
@@ -308,7 +319,9 @@ struct InPlace final : Way {
     static bool applies(const Gemm &g) {
         if (g.b.col != 1 || g.n == 1) return g.b.row == 1 && g.m <= g.kernel.in_place_rows && a_fits(g);
         // Elements that are converted at each use are worth it for few rows; else B comes from the caches again and again.
-        return (g.m <= kInPlaceFewRows && a_fits(g)) || (!converts(g) && g.a.col == 1);
+        if (g.m <= kInPlaceFewRows) return a_fits(g);
+        const bool far = std::abs(g.b.row) * g.size >= kInPlaceFarRows && g.m >= kInPlaceManyRows;
+        return !converts(g) && g.a.col == 1 && !far;
     }
     static bool converts(const Gemm &g) { return g.size != g.kernel.acc_size; }
     /** May A be packed as a whole? K alone can be as long as 0 strides allow. */
