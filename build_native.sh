@@ -6,17 +6,18 @@ cd "$(dirname "$0")"
 usage() {
     cat <<'EOF'
 usage: ./build_native.sh [options]
-  --debug     -O1 with debug information
-  --asan      with AddressSanitizer and UndefinedBehaviorSanitizer
-  --tsan      with ThreadSanitizer
-  --cuda      with the NVIDIA backend, or fail
-  --tests     also build the C++ tests and run them
-  --jobs N    compile N files at a time (default: one a CPU)
-  --prefix D  install into D instead of infiniop_py/_lib
+  --debug       -O1 with debug information
+  --asan        with AddressSanitizer and UndefinedBehaviorSanitizer
+  --tsan        with ThreadSanitizer
+  --cuda        with the NVIDIA backend, or fail
+  --tests       also build the C++ tests and run them
+  --tests-only  build the C++ tests and what they need, run them, install nothing
+  --jobs N      compile N files at a time (default: one a CPU)
+  --prefix D    install into D instead of infiniop_py/_lib
 EOF
 }
 
-build_type=Release sanitize="" cuda=AUTO tests=OFF jobs=$(nproc) prefix=$PWD/infiniop_py/_lib variant=release
+build_type=Release sanitize="" cuda=AUTO tests=OFF targets="" jobs=$(nproc) prefix=$PWD/infiniop_py/_lib variant=release
 while [ $# -gt 0 ]; do
     case $1 in
         --debug) build_type=Debug variant=debug ;;
@@ -24,6 +25,7 @@ while [ $# -gt 0 ]; do
         --tsan) build_type=Debug sanitize=thread variant=tsan ;;
         --cuda) cuda=ON ;;
         --tests) tests=ON ;;
+        --tests-only) tests=ON targets="--target cpp_tests" ;;
         --jobs) jobs=${2:?--jobs needs a number}; shift ;;
         --prefix) prefix=$(realpath -m "${2:?--prefix needs a folder}"); shift ;;
         -h | --help) usage; exit 0 ;;
@@ -44,6 +46,6 @@ fi
 build=build/native-$variant
 cmake -S native -B "$build" -DCMAKE_BUILD_TYPE=$build_type -DINFINIOP_FLAT_INSTALL=ON -DINFINIOP_SANITIZE="$sanitize" \
     -DINFINIOP_CUDA=$cuda -DINFINIOP_TESTS=$tests -DPython_EXECUTABLE="$(command -v "${PYTHON:-python3}")"
-cmake --build "$build" --parallel "$jobs"
+cmake --build "$build" --parallel "$jobs" $targets
 if [ $tests = ON ]; then ctest --test-dir "$build" --output-on-failure; fi
-cmake --install "$build" --prefix "$prefix"
+if [ -z "$targets" ]; then cmake --install "$build" --prefix "$prefix"; fi
