@@ -63,9 +63,10 @@ struct TileShape {
 
 /** c is contiguous in the last dimension, an input in dimension `across`: it is transposed tile by tile on its way. */
 struct BinaryTilePlan final : CpuPlan {
-    static constexpr TileShape kCached{64, 2048}, kStreamed{128, 1024}; // c; those from memory come by longer pieces
-    static constexpr int64_t kStripRows = 512;                          // of tiles that go down the columns
-    static constexpr int64_t kBufferBytes = std::max(kCached.rows * kCached.pitch(), kStreamed.rows *kStreamed.pitch());
+    // Two such buffers lie on the stack, which is a small one in some threads.
+    static constexpr TileShape kShape{32, 512};
+    static constexpr int64_t kStripRows = 512; // of tiles that go down the columns
+    static constexpr int64_t kBufferBytes = kShape.rows * kShape.pitch();
 
     BinaryTilePlan(const InfiniProblem &problem, BinaryOp op, int across_dim)
         : outer(loops_without<3>(problem.operands, 1u << across_dim | 1u << (problem.operands[kC].ndim - 1))),
@@ -85,8 +86,7 @@ struct BinaryTilePlan final : CpuPlan {
         char *const base[3] = {static_cast<char *>(call.operands[kC]), static_cast<char *>(call.operands[kA]),
                                static_cast<char *>(call.operands[kB])};
         const BinaryRow compute = kernel.of(call);
-        const TileShape shape = compute == kernel.stream ? kStreamed : kCached;
-        const int64_t size = kernel.size, pitch = shape.pitch(), tile_cols = shape.bytes / size;
+        const int64_t size = kernel.size, pitch = kShape.pitch(), tile_cols = kShape.bytes / size;
         const auto tile = [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
             alignas(64) char buffer[2][kBufferBytes];
             char *x[3];
@@ -107,8 +107,8 @@ struct BinaryTilePlan final : CpuPlan {
         };
         parallel_tiles(outer, rows, cols, kStripRows, tile_cols, size, 3 * size,
                        [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
-                           for (int64_t r = 0; r < n_rows; r += shape.rows)
-                               tile(at, row + r, std::min(shape.rows, n_rows - r), col, n_cols);
+                           for (int64_t r = 0; r < n_rows; r += kShape.rows)
+                               tile(at, row + r, std::min(kShape.rows, n_rows - r), col, n_cols);
                        });
         kernel.finish(compute);
     }
