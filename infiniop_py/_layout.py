@@ -20,6 +20,23 @@ Shape: TypeAlias = tuple[int, ...]
 #: element type, shape, strides in bytes. Equal layouts compare equal, whatever kind of array they describe.
 Layout: TypeAlias = tuple[DType, Shape, tuple[int, ...]]
 
+
+class _Interned(tuple):  # type: ignore[type-arg]
+    """A layout of which there is one object: equal to its like, and found in a dictionary by where it is."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+
+@lru_cache(maxsize=1 << 14)
+def interned(dtype: DType, shape: Shape, strides: tuple[int, ...]) -> Layout:
+    """The one Layout of its kind, so that keys made of layouts cost little to look up.
+
+    One that was forgotten and made again only misses what it was a key of: hashes differ, equality does not.
+    """
+    return _Interned((dtype, tuple(shape), strides))
+
+
 MAX_BYTES = 2**63 - 1
 #: Of an operand, in C.
 MAX_RANK = 16

@@ -35,14 +35,11 @@ class Problem(NamedTuple):
 
 
 class NativeOp(NamedTuple):
-    """The four functions of one operator in ``infiniop.h``; those without a workspace have no function for
-    its size. ``name`` and ``operand_names`` are the words of the library's messages.
-    """
+    """One operator in ``infiniop.h``; its names are the words of the library's messages."""
 
     name: str
     operand_names: tuple[str, ...]
-    create: Any
-    workspace_size: Any | None
+    has_workspace: bool
     run: Any
     destroy: Any
 
@@ -54,12 +51,20 @@ def native_op(
     return NativeOp(
         name=name,
         operand_names=operand_names,
-        create=getattr(lib, f"infiniopCreate{c_name}Descriptor"),
-        workspace_size=getattr(lib, f"infiniopGet{c_name}WorkspaceSize") if has_workspace else None,
+        has_workspace=has_workspace,
         run=getattr(lib, f"infiniop{c_name}"),
         destroy=getattr(lib, f"infiniopDestroy{c_name}Descriptor"),
     )
 
+
+#: One run of a descriptor, from ``Descriptor.run3``, with three pointers; returns its status.
+run3 = lib.infiniopRun3
+
+_create = lib.infiniopCreateDescriptor
+_new = ffi.new
+_DESCRIPTOR = ffi.typeof("struct InfiniopDescriptor **")
+_SIZE = ffi.typeof("size_t *")
+_NUMBERS = ffi.typeof("int64_t[]")
 
 REARRANGE = native_op("Rearrange", "rearrange", ("y", "x"), has_workspace=False)
 
@@ -117,35 +122,40 @@ class Descriptor:
         "device",
         "offsets",
         "pointer",
+        "run3",
         "workspace_size",
     )
 
-    def __init__(self, op: NativeOp, device: Device, pointer: Any, offsets: Offsets | None) -> None:
+    def __init__(
+        self, op: NativeOp, device: Device, pointer: Any, workspace_size: int, offsets: Offsets | None
+    ) -> None:
         self._destroy = op.destroy
         self._run = op.run
         self.device = device
         self.pointer = pointer
         self.offsets = offsets
-        self.workspace_size = 0
-        if op.workspace_size is not None:
-            out = ffi.new("size_t *")
-            check(op.workspace_size(pointer, out))
-            self.workspace_size = int(out[0])
+        self.workspace_size = workspace_size
         # The first arguments of every run, for the usual case that no workspace is needed.
-        self._head = (pointer, NULL, 0) if op.workspace_size is not None else (pointer,)
+        self._head = (pointer, NULL, 0) if op.has_workspace else (pointer,)
+        #: For run3(), where that does all that is needed.
+        self.run3 = pointer if len(op.operand_names) == 3 and not (self.workspace_size or offsets) else None
 
     def run(self, call: Call, stream: Any, scratch: Tensor | None) -> None:
         """One native call, or one for each tuple of offsets."""
-        arguments = self._head if scratch is None else (self.pointer, scratch._view[2], self.workspace_size)
-        if self.offsets is None:
-            status = self._run(*arguments, *call.pointers, *call.scalars, stream)
-            if status:
-                raise _run_refusal(status, call)
-            return
+        arguments = self._head if scratch is None else (self.pointer, scratch._pointer, self.workspace_size)
         for shifted in self.shifted(call.pointers):
             status = self._run(*arguments, *shifted, *call.scalars, stream)
             if status:
                 raise _run_refusal(status, call)
+
+    def run_on_cpu(self, pointers: Sequence[Any], scalars: tuple[float, ...]) -> int:
+        """One native call for a descriptor without offsets; returns its status."""
+        arguments = self._head
+        if self.workspace_size:
+            scratch = cpu_workspace().reserve(self.workspace_size)
+            assert scratch is not None  # and is kept while it is used
+            arguments = (self.pointer, scratch._pointer, self.workspace_size)
+        return self._run(*arguments, *pointers, *scalars, NULL)  # type: ignore[no-any-return]
 
     def shifted(self, pointers: list[Any]) -> list[list[Any]]:
         """The operands' pointers for each native call."""
@@ -167,34 +177,34 @@ def create(
     op: NativeOp, name: str, names: Sequence[str], device: Device, problem: Problem, params: Sequence[float]
 ) -> Descriptor:
     """Create a descriptor; everything that is illegal about shapes, types and strides is refused here."""
-    described: list[Any] = []
-    try:
-        for operand, layout in zip(names, problem.layouts):
-            dtype, shape, _ = layout
-            strides = element_strides(name, operand, layout)
-            out = ffi.new("infiniopTensorDescriptor_t *")
-            status = lib.infiniopCreateTensorDescriptor(
-                out, len(shape), ffi.new("size_t[]", shape), ffi.new("ptrdiff_t[]", strides), dtype.code
-            )
-            if status:
-                reason = last_message().partition(": ")[2]
-                raise from_status(status, f"{name}: {operand} with shape {shape}: {reason}")
-            described.append(out[0])
-        made = ffi.new("infiniopGemmDescriptor_t *")  # every operator's is a struct InfiniopDescriptor *
-        with device_scope(device):
-            native = handle(device)
-            status = op.create(native, made, *described, *params)
-            if status:
-                raise _refusal(status, op, name, names)
-        if logger.isEnabledFor(logging.DEBUG):
-            plan = ffi.new("const char **")
-            check(lib.infiniopGetDescriptorPlan(made[0], plan))
-            if text := ffi.string(plan[0]).decode():
-                logger.debug("%s planned: %s", name, text)
-        return Descriptor(op, device, made[0], problem.offsets)
-    finally:
-        for one in described:
-            lib.infiniopDestroyTensorDescriptor(one)
+    layouts: list[int] = []
+    for dtype, shape, strides in problem.layouts:
+        layouts += (dtype.code, len(shape), *shape, *strides)
+    made = _new(_DESCRIPTOR)
+    size = _new(_SIZE)
+    status = _create(
+        handle(device),
+        made,
+        size,
+        op.name.encode(),
+        _new(_NUMBERS, layouts),
+        len(layouts),
+        params[0] if params else 0.0,
+    )
+    if status:
+        # What is wrong with one operand alone is said without its shape.
+        alone = last_message().startswith(tuple(f"{op.name}: {operand}: " for operand in op.operand_names))
+        if alone:
+            for operand, layout in zip(names, problem.layouts):
+                element_strides(name, operand, layout)  # says more of strides that are no multiples
+        shapes = [shape for _, shape, _ in problem.layouts]
+        raise _refusal(status, op, name, names, shapes if alone else ())
+    if logger.isEnabledFor(logging.DEBUG):
+        plan = ffi.new("const char **")
+        check(lib.infiniopGetDescriptorPlan(made[0], plan))
+        if text := ffi.string(plan[0]).decode():
+            logger.debug("%s planned: %s", name, text)
+    return Descriptor(op, device, made[0], size[0], problem.offsets)
 
 
 def plan(call: Call) -> Descriptor:

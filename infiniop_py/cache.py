@@ -50,38 +50,44 @@ class LRUCache(Generic[T]):
     (None, 'C')
     """
 
-    __slots__ = ("_capacity", "_entries", "_newest", "evictions", "hits", "misses", "name")
+    __slots__ = ("_capacity", "entries", "evictions", "hits", "misses", "name", "newest")
 
     def __init__(self, capacity: int = CAPACITY, name: str = "cache") -> None:
         self.name = name
         self._capacity = _checked_capacity(capacity)
         # Oldest first. A value is boxed, so that "is it the newest?" is a question about the entry and not
         # the value.
-        self._entries: dict[Hashable, tuple[T]] = {}
-        self._newest: tuple[T] | None = None
+        self.entries: dict[Hashable, tuple[T]] = {}
+        self.newest: tuple[T] | None = None
         self.hits = self.misses = self.evictions = 0
 
     def get(self, key: Hashable) -> T | None:
         """Return the value and make it the most recently used, or None."""
-        entry = self._entries.get(key)
-        if entry is None:
+        value = self.find(key)
+        if value is None and key not in self.entries:
             self.misses += 1
+        return value
+
+    def find(self, key: Hashable) -> T | None:
+        """Like :meth:`get`, for a caller who asks again if there is none: that is no miss yet."""
+        entry = self.entries.get(key)
+        if entry is None:
             return None
         self.hits += 1
-        if entry is not self._newest:
+        if entry is not self.newest:
             # Moving to the end costs two more look-ups; repeated calls of one layout do not pay them.
-            self._entries[key] = self._entries.pop(key)
-            self._newest = entry
+            self.entries[key] = self.entries.pop(key)
+            self.newest = entry
         return entry[0]
 
     def put(self, key: Hashable, value: T) -> None:
         """Insert or replace a value, as the most recently used. With capacity 0 nothing is kept."""
-        entries = self._entries
+        entries = self.entries
         entries.pop(key, None)
         self._shrink(max(self._capacity - 1, 0))
         if self._capacity == 0:
             return
-        entries[key] = self._newest = (value,)
+        entries[key] = self.newest = (value,)
 
     def set_capacity(self, n: int) -> None:
         """Set how many entries are kept; the oldest go if there are more."""
@@ -90,15 +96,15 @@ class LRUCache(Generic[T]):
 
     def clear(self) -> None:
         """Drop all entries; the counts stay."""
-        self._newest = None
-        self._entries.clear()
+        self.newest = None
+        self.entries.clear()
 
     def cache_info(self) -> CacheInfo:
         """Return the counts."""
-        return CacheInfo(self.hits, self.misses, self.evictions, len(self._entries), self._capacity)
+        return CacheInfo(self.hits, self.misses, self.evictions, len(self.entries), self._capacity)
 
     def _shrink(self, size: int) -> None:
-        entries = self._entries
+        entries = self.entries
         while len(entries) > size:
             if self.evictions == 0:
                 logger.info(
@@ -110,17 +116,17 @@ class LRUCache(Generic[T]):
             self.evictions += 1
             del entries[next(iter(entries))]
         if not entries:
-            self._newest = None
+            self.newest = None
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def __contains__(self, key: Hashable) -> bool:
-        return key in self._entries
+        return key in self.entries
 
     def __iter__(self) -> Iterator[Hashable]:
         """Keys, the least recently used first."""
-        return iter(list(self._entries))
+        return iter(list(self.entries))
 
 
 class OpCache:

@@ -142,6 +142,8 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.recording: Any = None  # the Graph that operators are recorded to
+        # The CPU descriptors that may be run without a further look, by operator: none while recording.
+        self.ready: dict[type, Any] = {}
         self.handles: dict[Device, _Handle] = {}
         self.streams: dict[Device, Stream] = {}
         self.stream_stack: list[tuple[Device, Stream | None]] = []
@@ -223,6 +225,9 @@ def release(
     Python promises no order of destruction at exit, and the process's memory is about to go anyway.
     """
     if _is_finalizing():
+        return
+    if device is CPU:  # nothing of the CPU asks which device is current
+        function(pointer)
         return
     with suppress(errors.InfiniopError):  # the device itself may be gone, and what was on it with it
         call_on(device, function, pointer)

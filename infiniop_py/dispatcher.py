@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from .device import DeviceType, as_device_type, refuse_pickle
 from .errors import DeviceError, OperandError
@@ -63,8 +63,9 @@ class OpDispatcher:
     def __init__(self, name: str) -> None:
         self.name = name
         self._lock = threading.Lock()
-        # (what was registered, how it is called) by device type
-        self._table: list[tuple[Implementation, OpImpl] | None] = [None] * len(DeviceType)
+        # By device type: what was registered, and how it is called.
+        self._registered: list[Implementation | None] = [None] * len(DeviceType)
+        self.table: list[OpImpl | None] = [None] * len(DeviceType)
 
     def register_device(
         self,
@@ -81,11 +82,12 @@ class OpDispatcher:
             )
         given = [type] if isinstance(type, (int, str)) else list(type)
         types = [as_device_type(one) for one in given]
-        row = (impl, _as_impl(impl))
+        called = _as_impl(impl)
         with self._lock:
             for one in types:
-                if override_existing or self._table[one] is None:
-                    self._table[one] = row
+                if override_existing or self.table[one] is None:
+                    self._registered[one] = impl
+                    self.table[one] = called
 
     def register_all(self, impl: Implementation, override_existing: bool = True) -> None:
         """Register an implementation for every device type."""
@@ -93,16 +95,16 @@ class OpDispatcher:
 
     def lookup(self, type: DeviceType | int | str) -> Implementation:
         """Return what was registered for a device type; DeviceError if nothing was."""
-        return self._row(as_device_type(type))[0]
+        known = as_device_type(type)
+        impl = self._registered[known]
+        return self._missing(known) if impl is None else impl
 
     def implementation(self, type: DeviceType) -> OpImpl:
         """Return the three functions for a device type; DeviceError if nothing was registered."""
-        return self._row(type)[1]
+        impl = self.table[type]
+        return self._missing(type) if impl is None else impl
 
     __reduce__ = refuse_pickle
 
-    def _row(self, type: DeviceType) -> tuple[Implementation, OpImpl]:
-        row = self._table[type]
-        if row is None:
-            raise DeviceError(f"{self.name}: no implementation is registered for {type.name}")
-        return row
+    def _missing(self, type: DeviceType) -> NoReturn:
+        raise DeviceError(f"{self.name}: no implementation is registered for {type.name}")

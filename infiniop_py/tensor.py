@@ -25,6 +25,7 @@ from ._layout import (
     count,
     element_strides,
     extent,
+    interned,
     is_row_major,
     need_steps,
     row_major,
@@ -133,11 +134,15 @@ class Tensor:
     [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
     """
 
-    __slots__ = ("__weakref__", "_storage", "_view", "_writable")
+    __slots__ = ("__weakref__", "_layout", "_pointer", "_storage", "_view", "_writable")
 
     _storage: _Storage
     _view: View
     _writable: bool
+    # What is asked first, so that a call like one before needs no more of a tensor: the view's layout, or
+    # None where there is more to look at: on other devices and on read-only memory.
+    _layout: Layout | None
+    _pointer: Any
 
     # NumPy arrays on the left of an operator leave it to the tensor on the right.
     __array_priority__ = 1000
@@ -150,9 +155,12 @@ class Tensor:
     @staticmethod
     def _make(storage: _Storage, layout: Layout, address: int, writable: bool) -> Tensor:
         self: Tensor = object.__new__(Tensor)
+        layout = interned(*layout)
         self._storage = storage
-        self._view = (storage.device, layout, as_pointer(address))
+        self._pointer = pointer = as_pointer(address)
+        self._view = (storage.device, layout, pointer)
         self._writable = writable
+        self._layout = layout if writable and storage.device is CPU else None
         return self
 
     # ---- making ------------------------------------------------------------------------------------------

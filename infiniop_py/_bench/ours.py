@@ -37,7 +37,7 @@ def contender(case: Case, memory: Memory) -> Contender:
     )
     head: tuple[Any, ...] = (descriptor.pointer,)
     scratch = None
-    if operator.native.workspace_size is not None:
+    if operator.native.has_workspace:
         size = descriptor.workspace_size
         scratch = allocate(DType.U8, (size,), CPU)
         head = (descriptor.pointer, pointer(scratch.data_ptr) if size else NULL, size)

@@ -71,8 +71,18 @@ def views(op: str, names: Sequence[str], operands: Sequence[Any]) -> list[View]:
     return out
 
 
+def views3(op: str, names: Sequence[str], c: Any, a: Any, b: Any) -> Sequence[View]:
+    """:func:`views` of three operands, for those to whom a loop is too slow."""
+    try:
+        return _VIEWS[type(c)](c), _VIEWS[type(a)](a), _VIEWS[type(b)](b)
+    except KeyError:
+        return views(op, names, (c, a, b))
+
+
 def need_writable(op: str, name: str, operand: Any) -> None:
     """Refuse a read-only output."""
+    if type(operand) is np.ndarray and operand.flags.writeable:
+        return
     adapter = _ADAPTERS.get(type(operand)) or _adapter(op, name, operand)
     if not adapter.writable(operand):
         raise ParamError(f"{op}: {name} with shape {tuple(operand.shape)} is read-only, but it is an output")

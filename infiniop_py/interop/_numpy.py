@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from .._layout import Shape
+from .._layout import Layout, Shape, interned
 from .._native import VOID_POINTER, cast, from_buffer
 from ..device import CPU, Device
 from ..dtypes import BY_NUMPY, DType
@@ -20,7 +21,12 @@ def view(array: np.ndarray[Any, Any]) -> View:
         pointer = from_buffer(array)  # a third of the cost of the other way, but for C-contiguous arrays only
     except ValueError:
         pointer = cast(VOID_POINTER, array.__array_interface__["data"][0])
-    return CPU, (BY_NUMPY[array.dtype], array.shape, array.strides), pointer
+    return CPU, _layout(array.dtype, array.shape, array.strides), pointer
+
+
+@lru_cache(maxsize=1 << 14)
+def _layout(dtype: np.dtype[Any], shape: Shape, strides: tuple[int, ...]) -> Layout:
+    return interned(BY_NUMPY[dtype], shape, strides)
 
 
 def writable(array: np.ndarray[Any, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._native_op import native_op
+from ..tensor import Tensor
 from ._elementwise import Elementwise
 
 
@@ -15,6 +16,9 @@ class Add(Elementwise):
 
     name = "add"
     native = native_op("Add", name, Elementwise.operand_names)
+
+
+_again, _into = Add.again, Add.into
 
 
 def add(a: Any, b: Any, *, out: Any = None) -> Any:
@@ -45,4 +49,8 @@ def add_(c: Any, a: Any, b: Any) -> Any:
     >>> add_(x, x, x)
     array([0, 2, 4])
     """
-    return Add.apply_(c, a, b)
+    if type(c) is type(a) is type(b) is Tensor and _again(
+        c._layout, a._layout, b._layout, c._pointer, a._pointer, b._pointer
+    ):
+        return c
+    return _into(c, a, b)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._native_op import native_op
+from ..tensor import Tensor
 from ._elementwise import Elementwise
 
 
@@ -15,6 +16,9 @@ class Mul(Elementwise):
 
     name = "mul"
     native = native_op("Mul", name, Elementwise.operand_names)
+
+
+_again, _into = Mul.again, Mul.into
 
 
 def mul(a: Any, b: Any, *, out: Any = None) -> Any:
@@ -38,4 +42,8 @@ def mul_(c: Any, a: Any, b: Any) -> Any:
     >>> mul_(x, x, x)
     array([0, 1, 4])
     """
-    return Mul.apply_(c, a, b)
+    if type(c) is type(a) is type(b) is Tensor and _again(
+        c._layout, a._layout, b._layout, c._pointer, a._pointer, b._pointer
+    ):
+        return c
+    return _into(c, a, b)

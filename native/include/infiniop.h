@@ -139,6 +139,24 @@ INFINI_API infiniStatus_t infiniopGetDescriptorDeviceId(const struct InfiniopDes
  *  nothing to choose or the backend does not tell. The text lives as long as the descriptor. */
 INFINI_API infiniStatus_t infiniopGetDescriptorPlan(const struct InfiniopDescriptor *desc, const char **text);
 
+/* Two functions for language bindings, which pay for each call and for each argument as much as for all checks of an operator. */
+
+/** Makes an operator's descriptor in one call, without tensor descriptors.
+ *  workspace_size  gets what the operator's function for it would write
+ *  op              "gemm", "add", "mul", "add_rms_norm" or "rearrange", else BAD_PARAM
+ *  layouts         n numbers: of each operand, in the order of the operator's create function, its dtype, its rank, its sizes
+ *                  and as many strides, which count BYTES here and must be multiples of the element's size; copied
+ *  epsilon         of add_rms_norm; ignored by the other operators
+ *  BAD_PARAM also when the operands do not fill n numbers. Everything else is as in the operator's own function; messages
+ *  begin with the operator's name. */
+INFINI_API infiniStatus_t infiniopCreateDescriptor(infiniopHandle_t handle, struct InfiniopDescriptor **desc,
+                                                   size_t *workspace_size, const char *op, const int64_t *layouts, size_t n,
+                                                   float epsilon);
+
+/** Runs an operator of three operands, add, mul or gemm (with alpha 1 and beta 0), with every check of its own function, but
+ *  without a workspace, on the default stream. x0 is the output. BAD_PARAM for operators with another number of operands. */
+INFINI_API infiniStatus_t infiniopRun3(const struct InfiniopDescriptor *desc, void *x0, const void *x1, const void *x2);
+
 /* ---- gemm: C = alpha * A @ B + beta * C -------------------------------------------------------------------------
  *
  *  C is [M, N] or [batch, M, N], A [M, K] or [batch, M, K], B [K, N] or [batch, K, N]; ranks 2 and 3 may be mixed.

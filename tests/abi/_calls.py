@@ -8,7 +8,7 @@ from typing import Any
 
 from _headers import Function, Parameter
 from _library import CPU, SUCCESS, Library, pointer
-from _ops import DTYPES, OPS, Abi, Memory, Op, signed_sizes, sizes
+from _ops import DTYPES, OPS, Abi, Layout, Memory, Op, signed_sizes, sizes
 
 # What names an object of the libraries, and the kind of object it is. InfiniopDescriptor is any operator's.
 OBJECTS = {
@@ -43,6 +43,7 @@ _UNDO = {
     "infinirtMalloc": "infinirtFree",
     "infinirtMallocAsync": "infinirtFree",
     "infinirtMallocHost": "infinirtFreeHost",
+    "infiniopCreateDescriptor": "infiniopDestroyGemmDescriptor",
 }
 
 
@@ -69,6 +70,14 @@ def operator_of(function: Function) -> Op | None:
     return None
 
 
+def numbers(layouts: dict[str, Layout]) -> Any:
+    """What infiniopCreateDescriptor takes for operands."""
+    flat = []
+    for at in layouts.values():
+        flat += [DTYPES[at.dtype].number, len(at.shape), *at.shape, *at.byte_strides]
+    return (ctypes.c_int64 * len(flat))(*flat)
+
+
 WORKSPACE = 1 << 20  # bytes; more than any operator asks for at the sizes of OPS
 
 
@@ -82,6 +91,7 @@ class Scene:
         self.tensors = {
             (op.name, n): self.abi.tensor(at) for op in OPS.values() for n, at in op.legal.items()
         }
+        self.layouts = numbers(OPS["gemm"].layouts())
         self.live: dict[str, ctypes.c_void_p] = {}
         self.dead: dict[str, ctypes.c_void_p] = {}
         makers = self._makers()
@@ -137,6 +147,12 @@ class Scene:
     def _pointer(self, op: Op | None, parameter: Parameter) -> Any:
         if op and parameter.name in op.operands:
             return self.memory[op.name][parameter.name].pointer
+        if parameter.name in ("x0", "x1", "x2"):
+            return self.memory["gemm"][OPS["gemm"].operands[int(parameter.name[1])]].pointer
+        if parameter.name == "op":
+            return b"gemm"
+        if parameter.name == "layouts":
+            return self.layouts
         if parameter.name == "operands":
             gemm = self.memory["gemm"]
             return (ctypes.c_void_p * 3)(*(gemm[name].pointer for name in OPS["gemm"].operands))
@@ -168,6 +184,7 @@ class Scene:
             "bytes": 4096,
             "log_size": 64,
             "workspace_size": WORKSPACE,
+            "n": len(self.layouts) if function.name == "infiniopCreateDescriptor" else 0,
         }
         op = operator_of(function)
         if releases(function) and parameter == function.parameters[0]:
@@ -187,7 +204,10 @@ class Scene:
         if undo == function.name:
             return
         for parameter, argument in zip(function.parameters, arguments, strict=True):
-            made = parameter.type.removesuffix(" *") in OBJECTS or parameter.type == "void **"
+            made = parameter.type.removesuffix(" *") in OBJECTS or parameter.type in (
+                "void **",
+                "struct InfiniopDescriptor **",
+            )
             if made and parameter.type.endswith("*"):
                 undone = self.lib.functions[undo](ctypes.c_void_p.from_address(argument))
                 assert undone == SUCCESS, self.lib.message()

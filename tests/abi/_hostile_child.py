@@ -68,6 +68,16 @@ def broken(scene: Scene, foreign: Foreign, function: Function, parameter: Parame
             array[i % 3] = None if i < 3 else legal[i % 3] + 1
         same = (ctypes.c_void_p * 3)(*[legal[0]] * 3)
         return [None, *partly, same]
+    if parameter.name == "op":
+        return [None, b"", b"GEMM", b"add", b"rearrange", b"x" * 100_000, b"%s%n"]
+    if parameter.name == "layouts":
+        legal = list(scene.layouts)
+        wrong = [
+            [*legal[:i], value, *legal[i + 1 :]]
+            for i in range(len(legal))
+            for value in (-(2**63), -1, 0, 1, 3, 17, *(size for size in HUGE if size < 2**63))
+        ]
+        return [None, *((ctypes.c_int64 * len(legal))(*numbers) for numbers in wrong)]
     if parameter.name in ("path", "message"):
         return [None, b"", b"/", b"relative.so", b"/dev/null", b"/" + b"x" * 100_000, b"\xff\xfe%s%n"]
     if parameter.type == "void *" and parameter.name == "stream":

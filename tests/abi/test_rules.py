@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from _calls import OBJECTS, Scene, may_be_null, operator_of, releases
+from _calls import OBJECTS, Scene, may_be_null, numbers, operator_of, releases
 from _headers import functions
 from _library import (
     BAD_PARAM,
@@ -200,6 +200,80 @@ def test_public_head_of_a_descriptor(abi: Abi, op: Op) -> None:
     assert list((ctypes.c_int * 2).from_address(desc.value)) == [CPU, 0]
     assert list((ctypes.c_int * 2).from_address(abi.handle.value)) == [CPU, 0]
     assert abi.destroy(op, desc) == SUCCESS
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+def test_a_descriptor_of_numbers_is_the_operator_s_own(abi: Abi, op: Op) -> None:
+    lib, layouts = abi.lib, op.layouts()
+    legal = numbers(layouts)
+
+    def made(name: bytes = op.name.encode(), at: Any = legal, n: int = len(legal)) -> tuple[int, Any, int]:
+        desc, size = pointer(), ctypes.c_size_t(7)
+        status = lib.infiniopCreateDescriptor(
+            abi.handle, ctypes.byref(desc), ctypes.byref(size), name, at, n, ctypes.c_float(1e-5)
+        )
+        return status, desc, size.value
+
+    status, desc, size = made()
+    assert status == SUCCESS, lib.message()
+    own = abi.created(op, layouts)
+    memory, expected = ({name: Memory(at, 2.0) for name, at in layouts.items()} for _ in range(2))
+    for one, where in ((desc, memory), (own, expected)):
+        assert abi.run_in(op, one, {name: at.pointer for name, at in where.items()}) == SUCCESS, lib.message()
+    for name in op.operands:
+        np.testing.assert_array_equal(memory[name].bytes, expected[name].bytes)
+    if op.name != "rearrange":
+        asked = ctypes.c_size_t()
+        assert lib.functions[f"infiniopGet{op.c_name}WorkspaceSize"](own, ctypes.byref(asked)) == SUCCESS
+        assert size == asked.value
+    assert abi.destroy(op, desc) == abi.destroy(op, own) == SUCCESS
+
+    first = next(iter(op.operands))
+    for n in (0, 1, 2, len(legal) - 1):
+        refused(lib, made(n=n)[0], BAD_PARAM)
+    longer = (ctypes.c_int64 * (len(legal) + 1))(*legal, 0)
+    refused(lib, made(at=longer, n=len(longer))[0], BAD_PARAM)
+    refused(lib, made(name=op.name.upper().encode())[0], BAD_PARAM)
+    bad_dtype, bad_rank = (0, BAD_TENSOR_DTYPE), (1, BAD_TENSOR_SHAPE)
+    for (place, wanted), value in ((bad_dtype, 0), (bad_dtype, 99), (bad_rank, 17), (bad_rank, -1)):
+        wrong = (ctypes.c_int64 * len(legal))(*legal)
+        wrong[place] = value
+        refused(lib, made(at=wrong)[0], wanted, op, first)
+    rank = legal[1]
+    wrong = (ctypes.c_int64 * len(legal))(*legal)
+    wrong[2 + rank] += 1  # bytes of the first stride
+    refused(lib, made(at=wrong)[0], BAD_TENSOR_STRIDES, op, first)
+    wrong[2] = 0  # without elements no step is taken, and other sizes are what is wrong
+    assert made(at=wrong)[0] in (BAD_TENSOR_SHAPE, SUCCESS), lib.message()
+
+
+def test_run3(abi: Abi) -> None:
+    lib = abi.lib
+    for name in ("gemm", "add", "mul"):
+        op = OPS[name]
+        desc = abi.created(op, op.layouts())
+        memory, expected = ({n: Memory(at, 3.0) for n, at in op.layouts().items()} for _ in range(2))
+        assert abi.run_in(op, desc, {n: at.pointer for n, at in expected.items()}) == SUCCESS, lib.message()
+        assert lib.infiniopRun3(desc, *(memory[n].pointer for n in op.operands)) == SUCCESS, lib.message()
+        for n in op.operands:
+            np.testing.assert_array_equal(memory[n].bytes, expected[n].bytes)
+        a = memory["a"].pointer
+        refused(lib, lib.infiniopRun3(desc, a + 4, a, memory["b"].pointer), BAD_PARAM, op, "c")
+        assert abi.destroy(op, desc) == SUCCESS
+    for name in ("add_rms_norm", "rearrange"):
+        desc = abi.created(OPS[name], OPS[name].layouts())
+        refused(lib, lib.infiniopRun3(desc, None, None, None), BAD_PARAM)
+        assert abi.destroy(OPS[name], desc) == SUCCESS
+
+
+def test_run3_of_what_needs_a_workspace(abi: Abi) -> None:
+    gemm = OPS["gemm"]
+    big = {"c": Layout((8, 8)), "a": Layout((8, 600)), "b": Layout((600, 8), (1, 600))}
+    desc = abi.created(gemm, big)
+    memory = {name: Memory(at, 1.0) for name, at in big.items()}
+    status = abi.lib.infiniopRun3(desc, *(memory[n].pointer for n in gemm.operands))
+    refused(abi.lib, status, INSUFFICIENT_WORKSPACE, gemm)
+    assert abi.destroy(gemm, desc) == SUCCESS
 
 
 def test_double_destroy(abi: Abi) -> None:

@@ -502,7 +502,7 @@ struct GemmPlan final : CpuPlan {
         else
             way = std::make_unique<Blocked>(g);
         bytes = way->workspace(threads_of_item);
-        *workspace_size = static_cast<size_t>(slots * bytes + kLine);
+        *workspace_size = bytes == 0 ? 0 : static_cast<size_t>(slots * bytes + kLine);
         description = text(g.batch) + " x (" + text(g.m) + " x " + text(g.k) + ") @ (" + text(g.k) + " x " + text(g.n) +
                       ")" + (g.exchanged ? " of C^T" : "") + ": " + way->describe() + ", " + text(threads) +
                       (by_item ? " thread(s), an item each" : " thread(s)");

@@ -49,16 +49,16 @@ void reduce(InfiniProblem &problem) {
     reduce_dims(problem.operands, problem.n_operands, 1);
 }
 
-constexpr OpSpec kAddRMSNorm = {"add_rms_norm",
-                                INFINI_OP_ADD_RMS_NORM,
-                                2,
-                                5,
-                                {"y", "residual_out", "a", "b", "weight"},
-                                {1u << kA | 1u << kB, 1u << kA | 1u << kB},
-                                check,
-                                reduce};
-
 } // namespace
+
+const OpSpec infini::spec_add_rms_norm = {"add_rms_norm",
+                                          INFINI_OP_ADD_RMS_NORM,
+                                          2,
+                                          5,
+                                          {"y", "residual_out", "a", "b", "weight"},
+                                          {1u << kA | 1u << kB, 1u << kA | 1u << kB},
+                                          check,
+                                          reduce};
 
 extern "C" {
 
@@ -66,15 +66,15 @@ INFINI_EXPORT(infiniopCreateAddRMSNormDescriptor,
               (infiniopHandle_t handle, infiniopAddRMSNormDescriptor_t *desc, infiniopTensorDescriptor_t y,
                infiniopTensorDescriptor_t residual_out, infiniopTensorDescriptor_t a, infiniopTensorDescriptor_t b,
                infiniopTensorDescriptor_t weight, float epsilon),
-              return create_descriptor(fn, kAddRMSNorm, handle, desc, {y, residual_out, a, b, weight}, epsilon);)
+              return create_descriptor(fn, spec_add_rms_norm, handle, desc, {y, residual_out, a, b, weight}, epsilon);)
 INFINI_EXPORT(infiniopGetAddRMSNormWorkspaceSize, (infiniopAddRMSNormDescriptor_t desc, size_t *size),
-              return get_workspace_size(fn, kAddRMSNorm, desc, size);)
+              return get_workspace_size(fn, spec_add_rms_norm, desc, size);)
 INFINI_EXPORT(infiniopAddRMSNorm,
               (infiniopAddRMSNormDescriptor_t desc, void *workspace, size_t workspace_size, void *y, void *residual_out,
                const void *a, const void *b, const void *weight, void *stream),
-              return run_descriptor(fn, kAddRMSNorm, desc, workspace, workspace_size, {y, residual_out, a, b, weight},
-                                    stream);)
+              return run_descriptor(fn, spec_add_rms_norm, desc, workspace, workspace_size,
+                                    {y, residual_out, a, b, weight}, stream);)
 INFINI_EXPORT(infiniopDestroyAddRMSNormDescriptor, (infiniopAddRMSNormDescriptor_t desc),
-              return destroy_descriptor(fn, kAddRMSNorm, desc);)
+              return destroy_descriptor(fn, spec_add_rms_norm, desc);)
 
 } // extern "C"

@@ -1,5 +1,7 @@
 #include "op/descriptor.h"
 
+#include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 
@@ -24,6 +26,59 @@ infiniStatus_t find_ops(infiniDevice_t device, const InfiniOpTable **ops) {
 
 infiniStatus_t fail_dead(const char *function, const char *what, const void *pointer) {
     return fail(INFINI_STATUS_BAD_PARAM, "%s: %s %p was destroyed or is no such object", function, what, pointer);
+}
+
+#define INFINI_OP_SPEC(ID, name) &spec_##name,
+constexpr const OpSpec *kSpecs[] = {INFINI_OP_LIST(INFINI_OP_SPEC)};
+#undef INFINI_OP_SPEC
+
+/** The operands of infiniopCreateDescriptor. */
+infiniStatus_t read_layouts(const char *function, const OpSpec &spec, const int64_t *at, size_t n,
+                            InfiniProblem &problem) {
+    const int64_t *const end = at + n;
+    char who[64] = ""; // is wrong; written when it is
+    const auto cut_short = [&] {
+        return fail(INFINI_STATUS_BAD_PARAM, "%s: layouts has %zu numbers, which are not those of %d operands of %s",
+                    function, n, spec.n_operands, spec.name);
+    };
+    const auto name = [&](int i) {
+        std::snprintf(who, sizeof who, "%s: %s", spec.name, spec.operand_names[i]);
+        return who;
+    };
+    for (int i = 0; i < spec.n_operands; ++i) {
+        if (end - at < 2) return cut_short();
+        const int64_t dtype = *at++, ndim = *at++;
+        if (dtype < 0 || dtype > INT32_MAX || !dtype_known(static_cast<infiniDtype_t>(dtype)))
+            return fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "%s: dtype %lld is not an element type", name(i),
+                        static_cast<long long>(dtype));
+        if (ndim < 0 || ndim > INFINI_MAX_DIMS)
+            return fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "%s: rank %lld, at most %d is possible", name(i),
+                        static_cast<long long>(ndim), INFINI_MAX_DIMS);
+        if (end - at < 2 * ndim) return cut_short();
+        const int64_t itemsize = kDtypes[dtype].size;
+        size_t shape[INFINI_MAX_DIMS];
+        ptrdiff_t strides[INFINI_MAX_DIMS];
+        const bool empty = std::find(at, at + ndim, 0) != at + ndim;
+        for (int64_t d = 0; d < ndim; ++d) {
+            const int64_t bytes = at[ndim + d];
+            // Where no step is taken, a stride means nothing.
+            if (bytes % itemsize != 0 && at[d] > 1 && !empty)
+                return fail(INFINI_STATUS_BAD_TENSOR_STRIDES,
+                            "%s: a stride of %lld bytes is not a multiple of its element size %lld (%s); copy it to an "
+                            "array of its own",
+                            name(i), static_cast<long long>(bytes), static_cast<long long>(itemsize),
+                            kDtypes[dtype].name);
+            shape[d] = static_cast<size_t>(at[d]);
+            strides[d] = bytes / itemsize;
+        }
+        const auto make = [&](const char *said) {
+            return make_operand(&problem.operands[i], said, static_cast<size_t>(ndim), shape, strides,
+                                static_cast<infiniDtype_t>(dtype));
+        };
+        if (make(spec.name) != INFINI_STATUS_SUCCESS) return make(name(i)); // again, for the message
+        at += 2 * ndim;
+    }
+    return at == end ? INFINI_STATUS_SUCCESS : cut_short();
 }
 
 } // namespace
@@ -129,13 +184,7 @@ infiniStatus_t create_descriptor(const char *function, const OpSpec &spec, infin
                         spec.operand_names[i]);
         ++i;
     }
-    Handle *device;
-    if (const infiniStatus_t status = find_handle(function, handle, &device)) return status;
     InfiniProblem problem{};
-    problem.struct_size = sizeof problem;
-    problem.op = spec.op;
-    problem.device_id = device->device_id;
-    problem.n_operands = spec.n_operands;
     problem.epsilon = epsilon;
     i = 0;
     for (infiniopTensorDescriptor_t operand : operands) {
@@ -143,6 +192,17 @@ infiniStatus_t create_descriptor(const char *function, const OpSpec &spec, infin
         if (tensor == nullptr) return fail_dead(function, "tensor descriptor", operand);
         problem.operands[i++] = tensor->operand;
     }
+    return create_descriptor(function, spec, handle, desc, problem);
+}
+
+infiniStatus_t create_descriptor(const char *function, const OpSpec &spec, infiniopHandle_t handle,
+                                 InfiniopDescriptor **desc, InfiniProblem &problem) {
+    Handle *device;
+    if (const infiniStatus_t status = find_handle(function, handle, &device)) return status;
+    problem.struct_size = sizeof problem;
+    problem.op = spec.op;
+    problem.device_id = device->device_id;
+    problem.n_operands = spec.n_operands;
     if (const infiniStatus_t status = spec.check(spec, problem)) return status;
     bool empty = true;
     for (int o = 0; o < spec.n_outputs; ++o) {
@@ -284,6 +344,39 @@ INFINI_EXPORT(infiniopGetDescriptorPlan, (const struct InfiniopDescriptor *desc,
     if (const infiniStatus_t status = find_descriptor(fn, nullptr, desc, &found)) return status;
     *text = found->plan->describe();
     return INFINI_STATUS_SUCCESS;
+})
+
+INFINI_EXPORT(infiniopCreateDescriptor,
+              (infiniopHandle_t handle, struct InfiniopDescriptor **desc, size_t *workspace_size, const char *op,
+               const int64_t *layouts, size_t n, float epsilon),
+              {
+                  if (desc == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: desc is NULL", fn);
+                  if (workspace_size == nullptr)
+                      return fail(INFINI_STATUS_NULL_POINTER, "%s: workspace_size is NULL", fn);
+                  if (op == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: op is NULL", fn);
+                  if (layouts == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: layouts is NULL", fn);
+                  const OpSpec *spec = nullptr;
+                  for (const OpSpec *one : kSpecs)
+                      if (std::strcmp(one->name, op) == 0) spec = one;
+                  if (spec == nullptr) return fail(INFINI_STATUS_BAD_PARAM, "%s: op is no operator's name", fn);
+                  InfiniProblem problem{};
+                  problem.epsilon = epsilon;
+                  if (const infiniStatus_t status = read_layouts(fn, *spec, layouts, n, problem)) return status;
+                  InfiniopDescriptor *made;
+                  if (const infiniStatus_t status = create_descriptor(fn, *spec, handle, &made, problem)) return status;
+                  *workspace_size = static_cast<Descriptor *>(made)->plan->workspace_size();
+                  *desc = made;
+                  return INFINI_STATUS_SUCCESS;
+              })
+
+INFINI_EXPORT(infiniopRun3, (const struct InfiniopDescriptor *desc, void *x0, const void *x1, const void *x2), {
+    Descriptor *found;
+    if (const infiniStatus_t status = find_descriptor(fn, nullptr, desc, &found)) return status;
+    const OpSpec &spec = found->plan->spec();
+    if (spec.n_operands != 3)
+        return fail(INFINI_STATUS_BAD_PARAM, "%s: desc is a descriptor of %s, which has %d operands, needed 3", fn,
+                    spec.name, spec.n_operands);
+    return run_descriptor(fn, spec, desc, nullptr, 0, {x0, x1, x2}, nullptr);
 })
 
 } // extern "C"

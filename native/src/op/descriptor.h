@@ -6,6 +6,7 @@
 
 #include "core/layout.h"
 #include "core/slab.h"
+#include "infini_backend.h"
 #include "infiniop.h"
 
 namespace infini {
@@ -41,6 +42,11 @@ struct OpSpec {
     void (*reduce)(InfiniProblem &problem);
     bool takes_workspace = true;
 };
+
+/* Each in the operator's own file. */
+#define INFINI_OP_SPEC(ID, name) extern const OpSpec spec_##name;
+INFINI_OP_LIST(INFINI_OP_SPEC)
+#undef INFINI_OP_SPEC
 
 /** A backend's plan, shared by a descriptor and the graphs that run it. */
 class Plan {
@@ -94,6 +100,9 @@ struct Descriptor : InfiniopDescriptor {
 infiniStatus_t create_descriptor(const char *function, const OpSpec &spec, infiniopHandle_t handle,
                                  InfiniopDescriptor **desc, std::initializer_list<infiniopTensorDescriptor_t> operands,
                                  float epsilon = 0.0f);
+/** The same for operands as make_operand() left them, in `problem`, of which the rest is filled in. */
+infiniStatus_t create_descriptor(const char *function, const OpSpec &spec, infiniopHandle_t handle,
+                                 InfiniopDescriptor **desc, InfiniProblem &problem);
 infiniStatus_t get_workspace_size(const char *function, const OpSpec &spec, const InfiniopDescriptor *desc,
                                   size_t *size);
 infiniStatus_t run_descriptor(const char *function, const OpSpec &spec, const InfiniopDescriptor *desc, void *workspace,

@@ -57,23 +57,23 @@ void reduce(InfiniProblem &problem) {
     }
 }
 
-constexpr OpSpec kGemm = {"gemm", INFINI_OP_GEMM, 1, 3, {"c", "a", "b"}, {}, check, reduce};
-
 } // namespace
+
+const OpSpec infini::spec_gemm = {"gemm", INFINI_OP_GEMM, 1, 3, {"c", "a", "b"}, {}, check, reduce};
 
 extern "C" {
 
 INFINI_EXPORT(infiniopCreateGemmDescriptor,
               (infiniopHandle_t handle, infiniopGemmDescriptor_t *desc, infiniopTensorDescriptor_t c,
                infiniopTensorDescriptor_t a, infiniopTensorDescriptor_t b),
-              return create_descriptor(fn, kGemm, handle, desc, {c, a, b});)
+              return create_descriptor(fn, spec_gemm, handle, desc, {c, a, b});)
 INFINI_EXPORT(infiniopGetGemmWorkspaceSize, (infiniopGemmDescriptor_t desc, size_t *size),
-              return get_workspace_size(fn, kGemm, desc, size);)
+              return get_workspace_size(fn, spec_gemm, desc, size);)
 INFINI_EXPORT(infiniopGemm,
               (infiniopGemmDescriptor_t desc, void *workspace, size_t workspace_size, void *c, const void *a,
                const void *b, float alpha, float beta, void *stream),
-              return run_descriptor(fn, kGemm, desc, workspace, workspace_size, {c, a, b}, stream, alpha, beta);)
+              return run_descriptor(fn, spec_gemm, desc, workspace, workspace_size, {c, a, b}, stream, alpha, beta);)
 INFINI_EXPORT(infiniopDestroyGemmDescriptor, (infiniopGemmDescriptor_t desc),
-              return destroy_descriptor(fn, kGemm, desc);)
+              return destroy_descriptor(fn, spec_gemm, desc);)
 
 } // extern "C"

@@ -13,19 +13,19 @@ infiniStatus_t check(const OpSpec &spec, const InfiniProblem &problem) {
 
 void reduce(InfiniProblem &problem) { reduce_dims(problem.operands, problem.n_operands); }
 
-constexpr OpSpec kRearrange = {"rearrange", INFINI_OP_REARRANGE, 1, 2, {"y", "x"}, {}, check, reduce, false};
-
 } // namespace
+
+const OpSpec infini::spec_rearrange = {"rearrange", INFINI_OP_REARRANGE, 1, 2, {"y", "x"}, {}, check, reduce, false};
 
 extern "C" {
 
 INFINI_EXPORT(infiniopCreateRearrangeDescriptor,
               (infiniopHandle_t handle, infiniopRearrangeDescriptor_t *desc, infiniopTensorDescriptor_t y,
                infiniopTensorDescriptor_t x),
-              return create_descriptor(fn, kRearrange, handle, desc, {y, x});)
+              return create_descriptor(fn, spec_rearrange, handle, desc, {y, x});)
 INFINI_EXPORT(infiniopRearrange, (infiniopRearrangeDescriptor_t desc, void *y, const void *x, void *stream),
-              return run_descriptor(fn, kRearrange, desc, nullptr, SIZE_MAX, {y, x}, stream);)
+              return run_descriptor(fn, spec_rearrange, desc, nullptr, SIZE_MAX, {y, x}, stream);)
 INFINI_EXPORT(infiniopDestroyRearrangeDescriptor, (infiniopRearrangeDescriptor_t desc),
-              return destroy_descriptor(fn, kRearrange, desc);)
+              return destroy_descriptor(fn, spec_rearrange, desc);)
 
 } // extern "C"
