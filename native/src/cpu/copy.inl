@@ -139,12 +139,12 @@ INFINI_INLINE void each_piece(int64_t n, int64_t size, F &&f) {
 }
 
 #if defined(__SSE2__)
-/** 16 bytes of each of sizeof(V) bytes of columns. In each lane, a step interleaves vectors half of them apart; after log2(kRows)
- *  steps every bit of the column number has moved into the row number. */
-template <class V, bool kStream, class T, class Dst, class Src>
-INFINI_INLINE void transpose_block(Dst dst, Src src) {
+/** Rows of sizeof(V) bytes from 16 bytes of each of as many columns. In each lane, a step interleaves vectors half of them apart;
+ *  after log2(kRows) steps every bit of the column number has moved into the row number. */
+template <class T, class V, class Src>
+INFINI_INLINE void load_transposed(V (&x)[16 / sizeof(T)], Src src) {
     constexpr int kRows = 16 / sizeof(T);
-    V x[kRows], y[kRows];
+    V y[kRows];
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
         const Src column = src.of(i, 0);
@@ -160,6 +160,12 @@ INFINI_INLINE void transpose_block(Dst dst, Src src) {
 #pragma GCC unroll 16
         for (int i = 0; i < kRows; ++i) x[i] = y[i];
     }
+}
+template <class V, bool kStream, class T, class Dst, class Src>
+INFINI_INLINE void transpose_block(Dst dst, Src src) {
+    constexpr int kRows = 16 / sizeof(T);
+    V x[kRows];
+    load_transposed<T>(x, src);
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) put<kStream>(dst[i], x[i]);
 }
@@ -174,16 +180,22 @@ INFINI_INLINE void transpose_square(Dst dst, Src src) {
         for (int64_t j = 0; j < kSide; j += kCols) transpose_block<Wide, kStream, T>(dst.of(i, j), src.of(j, i));
 }
 
-/** The same through a copy: where columns share too few sets of the cache, each block would have to fetch its lines again. */
-template <class T, bool kStream, class Dst, class Src>
-INFINI_INLINE void transpose_colliding(Dst dst, Src src) {
+/** A copy of what transpose_square() reads: where columns share too few sets of the cache, each block would have to fetch its
+ *  lines again. */
+template <class T, class Src>
+INFINI_INLINE Stepped<const T> copy_square(T *lines, Src src) {
     constexpr int64_t kCols = sizeof(Wide) / sizeof(T), kSide = kLine / sizeof(T);
-    alignas(kLine) T lines[kSide * kSide];
 #pragma GCC unroll 8
     for (int64_t j = 0; j < kSide; ++j)
 #pragma GCC unroll 4
         for (int64_t i = 0; i < kSide; i += kCols) put<false>(lines + j * kSide + i, load_bytes<Wide>(src[j] + i));
-    transpose_square<T, kStream>(dst, Stepped<const T>{lines, kSide});
+    return {lines, kSide};
+}
+template <class T, bool kStream, class Dst, class Src>
+INFINI_INLINE void transpose_colliding(Dst dst, Src src) {
+    constexpr int64_t kSide = kLine / sizeof(T);
+    alignas(kLine) T lines[kSide * kSide];
+    transpose_square<T, kStream>(dst, copy_square(lines, src));
 }
 
 /** Squares one below the other: src is read in order. What comes two squares on is fetched meanwhile; these are more columns

@@ -54,23 +54,15 @@ struct BinaryPlan final : CpuPlan {
     BinaryKernel kernel;
 };
 
-/** Of a transposed operand at a time: so many rows that its columns are read by several cache lines, so much of each row that few
- *  calls and few ends of rows come with it. */
-struct TileShape {
-    int64_t rows, bytes;
-    constexpr int64_t pitch() const { return bytes + 64; } // of the rows of a buffer: no power of two
-};
-
-/** c is contiguous in the last dimension, an input in dimension `across`: it is transposed tile by tile on its way. */
+/** c is contiguous in the last dimension, an input in dimension `across`: it is transposed on its way. */
 struct BinaryTilePlan final : CpuPlan {
-    // Two such buffers lie on the stack, which is a small one in some threads.
-    static constexpr TileShape kShape{32, 512};
-    static constexpr int64_t kStripRows = 512; // of tiles that go down the columns
-    static constexpr int64_t kBufferBytes = kShape.rows * kShape.pitch();
+    // A tile is worked off from the left to the right and down. Long rows are read and written in order; what lies below them
+    // waits in the second-level cache, a cache line of each column.
+    static constexpr int64_t kTileRows = 512, kTileRowBytes = 4096;
 
     BinaryTilePlan(const InfiniProblem &problem, BinaryOp op, int across_dim)
         : outer(loops_without<3>(problem.operands, 1u << across_dim | 1u << (problem.operands[kC].ndim - 1))),
-          kernel(problem, op), transpose(kernels().transpose[log2_of(kernel.size)]) {
+          row_kernel(problem, op), tile(kernels().binary_tile[op][problem.operands[kC].dtype]) {
         const int last = problem.operands[kC].ndim - 1;
         rows = problem.operands[kC].shape[across_dim];
         cols = problem.operands[kC].shape[last];
@@ -83,39 +75,23 @@ struct BinaryTilePlan final : CpuPlan {
     static bool transposed(int64_t across, int64_t along) { return across == 1 && along != 0 && along != 1; }
 
     void run(const InfiniCall &call) const override {
-        char *const base[3] = {static_cast<char *>(call.operands[kC]), static_cast<char *>(call.operands[kA]),
-                               static_cast<char *>(call.operands[kB])};
-        const BinaryRow compute = kernel.of(call);
-        const int64_t size = kernel.size, pitch = kShape.pitch(), tile_cols = kShape.bytes / size;
-        const auto tile = [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
-            alignas(64) char buffer[2][kBufferBytes];
-            char *x[3];
-            int64_t row_step[3], col_step[3];
-            for (int i = 0; i < 3; ++i) {
-                x[i] = base[i] + at[i] + (row * across[i] + col * along[i]) * size;
-                row_step[i] = across[i] * size;
-                col_step[i] = along[i];
-                if (i == kC || !transposed(across[i], along[i])) continue;
-                transpose(buffer[i - kA], {pitch / size, nullptr}, x[i], {along[i], nullptr}, n_rows, n_cols, false);
-                x[i] = buffer[i - kA];
-                row_step[i] = pitch;
-                col_step[i] = 1;
-            }
-            for (int64_t r = 0; r < n_rows; ++r)
-                compute(x[kC] + r * row_step[kC], col_step[kC], x[kA] + r * row_step[kA], col_step[kA],
-                        x[kB] + r * row_step[kB], col_step[kB], n_cols);
+        const int64_t size = row_kernel.size;
+        const BinaryRow row = row_kernel.of(call);
+        const auto operand = [&](int i, const int64_t *at, int64_t r, int64_t col) {
+            return TileOperand{static_cast<char *>(call.operands[i]) + at[i] + (r * across[i] + col * along[i]) * size,
+                               across[i], along[i]};
         };
-        parallel_tiles(outer, rows, cols, kStripRows, tile_cols, size, 3 * size,
-                       [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
-                           for (int64_t r = 0; r < n_rows; r += kShape.rows)
-                               tile(at, row + r, std::min(kShape.rows, n_rows - r), col, n_cols);
+        parallel_tiles(outer, rows, cols, kTileRows, kTileRowBytes / size, size, 3 * size,
+                       [&](const int64_t *at, int64_t r, int64_t n_rows, int64_t col, int64_t n_cols) {
+                           tile(operand(kC, at, r, col), operand(kA, at, r, col), operand(kB, at, r, col), n_rows,
+                                n_cols, row == row_kernel.stream);
                        });
-        kernel.finish(compute);
+        row_kernel.finish(row);
     }
 
     RowLoop<3> outer;
-    BinaryKernel kernel;
-    TransposeTile transpose;
+    BinaryKernel row_kernel;
+    BinaryTile tile;
     int64_t rows, cols;
     int64_t across[3], along[3]; // strides of the two tiled dimensions, elements
 };

@@ -33,15 +33,17 @@ struct u128 {
 #include "cpu/binary.inl"
 #include "cpu/norm.inl"
 #include "cpu/copy.inl"
+#include "cpu/binary_tile.inl"
 #include "cpu/gemm.inl"
 #include "cpu/ceilings.inl"
 
 constexpr KernelTable make_table() {
     KernelTable t{};
     t.name = INFINI_STRINGIFY(INFINI_ISA);
-#define INFINI_FILL_BINARY(ID, name, Name)             \
-    fill_binary<Name, false>(t.binary[kBinary##Name]); \
-    fill_binary<Name, true>(t.binary_stream[kBinary##Name]);
+#define INFINI_FILL_BINARY(ID, name, Name)                   \
+    fill_binary<Name, false>(t.binary[kBinary##Name]);       \
+    fill_binary<Name, true>(t.binary_stream[kBinary##Name]); \
+    fill_binary_tile<Name>(t.binary_tile[kBinary##Name]);
     INFINI_BINARY_LIST(INFINI_FILL_BINARY)
 #undef INFINI_FILL_BINARY
     fill_norm(t);
