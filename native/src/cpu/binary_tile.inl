@@ -12,7 +12,7 @@ INFINI_INLINE void binary_square(Stepped<T> c, Stepped<const T> x, Stepped<const
 #pragma GCC unroll 4
         for (int64_t j = 0; j < kSide; j += kCols) {
             Wide rows[kRows];
-            load_transposed<T>(rows, x.of(j, i));
+            load_transposed<T>(rows, x.of(j, i), [] {});
 #pragma GCC unroll 16
             for (int64_t r = 0; r < kRows; ++r) put<false>(lines[r] + j, rows[r]);
         }
