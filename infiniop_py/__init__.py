@@ -12,6 +12,8 @@ array([[3., 3.],
 
 from __future__ import annotations
 
+import sys as _sys
+
 from . import errors
 from ._native import version as __version__
 from .cache import CacheInfo, LRUCache, OpCache
@@ -66,6 +68,9 @@ from .ops import (
     rearrange_,
 )
 from .tensor import Tensor, arange, empty, from_blob, from_numpy, ones, randn, zeros
+
+if hasattr(_sys.modules.get("threadpoolctl"), "register"):  # 3.2 or newer, and the program uses it
+    from .interop import threadpoolctl as _threadpoolctl  # noqa: F401
 
 __all__ = [
     "Add",

@@ -20,7 +20,7 @@ ORDER = (
     "device cpu",
     "_layout",
     "tensor",
-    "interop._numpy interop",
+    "interop._numpy interop.threadpoolctl interop",
     "dispatcher cache workspace",
     "_native_op",
     "graph",
