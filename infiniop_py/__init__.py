@@ -14,8 +14,14 @@ from __future__ import annotations
 
 import sys as _sys
 
-from . import errors
-from ._native import version as __version__
+from . import _facts, errors
+
+try:
+    from ._native import version as __version__
+except errors.LibraryError as _error:
+    _facts.end_command(_error)  # `python -m infiniop_py info` has more to say than a traceback
+    raise
+from ._paths import get_include, get_library_dir
 from .cache import CacheInfo, LRUCache, OpCache
 from .cpu import cpu_isa, get_num_threads, num_threads, set_num_threads
 from .device import (
@@ -122,6 +128,8 @@ __all__ = [
     "gemm",
     "gemm_",
     "get_device",
+    "get_include",
+    "get_library_dir",
     "get_num_threads",
     "get_stream",
     "is_graph_recording",
