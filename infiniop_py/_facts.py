@@ -78,8 +78,8 @@ def command() -> list[str] | None:
     """
     if sys.argv[:1] != ["-m"]:
         return None
-    module = sys.orig_argv[-len(sys.argv)].removeprefix("-m")
-    return sys.argv[1:] if module == _PACKAGE else None
+    before_arguments = sys.orig_argv[: 1 - len(sys.argv) or None][-1:]
+    return sys.argv[1:] if before_arguments in ([_PACKAGE], [f"-m{_PACKAGE}"]) else None
 
 
 def end_command(error: Exception) -> None:

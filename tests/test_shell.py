@@ -88,7 +88,8 @@ def test_info_finds_what_is_installed(tmp_path: Path, monkeypatch: pytest.Monkey
         folder = tmp_path / f"{name}-{version}.dist-info"
         folder.mkdir()
         folder.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    without = [entry for entry in sys.path if "-packages" not in entry and Path(entry) != children.ROOT]
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *without])
     shown = dict(_info.facts())
     assert shown["interop"] == "jax 0.7.1, cupy 13.9"
     assert shown["not installed"] == "ml_dtypes, torch, threadpoolctl"
