@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import sys as _sys
 
-from . import _facts, errors
+from . import errors
 
 try:
     from ._native import version as __version__
 except errors.LibraryError as _error:
-    _facts.end_command(_error)  # `python -m infiniop_py info` has more to say than a traceback
+    from ._facts import end_command as _end_command
+
+    _end_command(_error)  # `python -m infiniop_py info` has more to say than a traceback
     raise
 from ._paths import get_include, get_library_dir
 from .cache import CacheInfo, LRUCache, OpCache

@@ -270,3 +270,13 @@ def test_generator_refuses_what_it_does_not_know(tmp_path: Path) -> None:
         "b;",
     ]
     assert preprocess("#ifdef NO\nint a;\n#else\nint b;\n#endif", {}).strip() == "int b;"
+
+
+def test_import_leaves_alone_what_only_commands_need() -> None:
+    """Reading the metadata of packages takes as long to import as all the rest."""
+    code = (
+        "import sys, numpy; before = set(sys.modules); import infiniop_py; print(*set(sys.modules) - before)"
+    )
+    new = children.run(code).split()
+    assert "infiniop_py._native" in new
+    assert not [name for name in new if name in ("infiniop_py._facts", "infiniop_py._info", "argparse")]
