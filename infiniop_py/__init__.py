@@ -12,8 +12,18 @@ array([[3., 3.],
 
 from __future__ import annotations
 
+import sys as _sys
+
 from . import errors
-from ._native import version as __version__
+
+try:
+    from ._native import version as __version__
+except errors.LibraryError as _error:
+    from ._facts import end_command as _end_command
+
+    _end_command(_error)  # `python -m infiniop_py info` has more to say than a traceback
+    raise
+from ._paths import get_include, get_library_dir
 from .cache import CacheInfo, LRUCache, OpCache
 from .cpu import cpu_isa, get_num_threads, num_threads, set_num_threads
 from .device import (
@@ -67,6 +77,9 @@ from .ops import (
 )
 from .tensor import Tensor, arange, empty, from_blob, from_numpy, ones, randn, zeros
 
+if hasattr(_sys.modules.get("threadpoolctl"), "register"):  # 3.2 or newer, and the program uses it
+    from .interop import threadpoolctl as _threadpoolctl  # noqa: F401
+
 __all__ = [
     "Add",
     "AddRMSNorm",
@@ -117,6 +130,8 @@ __all__ = [
     "gemm",
     "gemm_",
     "get_device",
+    "get_include",
+    "get_library_dir",
     "get_num_threads",
     "get_stream",
     "is_graph_recording",

@@ -5,9 +5,13 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
+from .errors import LibraryError
+
 #: command -> (module whose main(argv) runs it, what it does). A module is imported only when it is asked for.
 COMMANDS = {
-    "info": ("infiniop_py._info", "versions, library paths, CPU, threads, and what is in each device slot"),
+    "info": ("infiniop_py._info", "versions, paths, CPU, threads, devices, and a self-test"),
+    "doctor": ("infiniop_py._info", "the same as info"),
+    "config": ("infiniop_py._config", "flags and folders for a C or C++ compiler, CMake and pkg-config"),
     "demo": ("infiniop_py._demo", "one decoder layer's residual and MLP path, checked and timed"),
     "bench": ("infiniop_py._bench.command", "this library against its peers and this machine's limits"),
 }
@@ -17,7 +21,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
     arguments = sys.argv[1:] if argv is None else argv
     if arguments and arguments[0] in COMMANDS:
-        return int(import_module(COMMANDS[arguments[0]][0]).main(arguments[1:]))
+        try:
+            return int(import_module(COMMANDS[arguments[0]][0]).main(arguments[1:]))
+        except LibraryError as error:
+            print(f"infiniop_py: {error}", file=sys.stderr)
+            return 1
     wants_help = arguments[:1] in (["-h"], ["--help"])
     out = sys.stdout if wants_help else sys.stderr
     if arguments and not wants_help:

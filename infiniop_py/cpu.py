@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator
 
 from ._native import check, ffi, lib
 from .errors import OperandError, ParamError, shown
 
 __all__ = ["cpu_isa", "get_num_threads", "num_threads", "set_num_threads"]
+
+
+def _text(function: object) -> str:
+    out = ffi.new("const char **")
+    check(function(out))  # type: ignore[operator]
+    return str(ffi.string(out[0]).decode("utf-8", "replace"))
 
 
 def cpu_isa() -> str:
@@ -18,13 +23,23 @@ def cpu_isa() -> str:
     It is the best this CPU has, capped by the environment variable ``INFINIOP_MAX_ISA`` as it was at the
     first use. Results of add, mul and rearrange do not depend on it.
     """
-    out = ffi.new("const char **")
-    check(lib.infiniopGetCpuIsa(out))
-    return str(ffi.string(out[0]).decode("ascii"))
+    return _text(lib.infiniopGetCpuIsa)
+
+
+def cpu_isa_reason() -> str:
+    """Why cpu_isa() is what it is, in a few words for people."""
+    return _text(lib.infiniopGetCpuIsaReason)
+
+
+def num_threads_reason() -> str:
+    """Why get_num_threads() returns what it does, in a few words for people."""
+    return _text(lib.infiniopGetNumThreadsReason)
 
 
 class _Local(threading.local):
-    limit = 0  # 0: the process's number
+    def __init__(self) -> None:
+        #: This thread's limits in the order they were set: the last one is in force. Each with its owner.
+        self.limits: list[tuple[object, int]] = []
 
 
 _local = _Local()
@@ -45,6 +60,14 @@ def set_num_threads(n: int) -> None:
 
     The default is ``INFINIOP_NUM_THREADS``, else ``OMP_NUM_THREADS``, capped by the CPUs and the quota this
     process has. Results do not depend on it.
+
+    >>> before = get_num_threads()
+    >>> set_num_threads(1)
+    >>> get_num_threads()
+    1
+    >>> set_num_threads(0)
+    >>> get_num_threads() == before
+    True
     """
     check(lib.infiniopSetNumThreads(_checked("set_num_threads", n, 0)))
 
@@ -56,20 +79,59 @@ def get_num_threads() -> int:
     return int(out[0])
 
 
-@contextmanager
-def num_threads(n: int) -> Iterator[None]:
-    """Limit the CPU calls of this thread, and of no other, to `n` threads inside a ``with`` block.
+def _apply() -> None:
+    limits = _local.limits
+    check(lib.infiniopSetNumThreadsLocal(limits[-1][1] if limits else 0))
+
+
+def push_limit(owner: object, n: int) -> None:
+    """Limit this thread's calls to `n` threads until `owner` drops its limit."""
+    check(lib.infiniopSetNumThreadsLocal(n))  # first: what is refused leaves no trace
+    _local.limits.append((owner, n))
+
+
+def drop_limit(owner: object) -> bool:
+    """Forget the limit that `owner` set last in this thread; was there one?
+
+    Whatever else was set since stays, so that the order in which owners leave leaves no trace.
+    """
+    limits = _local.limits
+    for i in reversed(range(len(limits))):
+        if limits[i][0] is owner:
+            del limits[i]
+            _apply()
+            return True
+    return False
+
+
+def count_limits(owner: object) -> int:
+    """How many limits of `owner` this thread has."""
+    return sum(one is owner for one, _ in _local.limits)
+
+
+class num_threads(ContextDecorator):
+    """Limit the CPU calls of this thread, and of no other, to `n` threads inside a ``with`` block, or while
+    a function that it decorates runs.
+
+    The innermost limit holds. One object may be entered again, and by several threads.
 
     >>> with num_threads(1):
     ...     get_num_threads()
     1
+    >>> @num_threads(2)
+    ... def half() -> int:
+    ...     return get_num_threads()
+    >>> half()
+    2
     """
-    n = _checked("num_threads", n, 1)
-    outer = _local.limit
-    check(lib.infiniopSetNumThreadsLocal(n))
-    _local.limit = n
-    try:
-        yield
-    finally:
-        check(lib.infiniopSetNumThreadsLocal(outer))
-        _local.limit = outer
+
+    def __init__(self, n: int) -> None:
+        self._n = _checked("num_threads", n, 1)
+
+    def __enter__(self) -> None:
+        push_limit(self, self._n)
+
+    def __exit__(self, *exception: object) -> None:
+        if not drop_limit(self):
+            # As by a generator that one thread starts and another one ends.
+            raise ParamError(f"num_threads({self._n}): left in another thread than it was entered in")

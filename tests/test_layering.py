@@ -14,19 +14,20 @@ PACKAGE = Path(infiniop_py.__file__).parent
 
 # From the bottom up. A module may import modules of the lines above its own, and its neighbours further left.
 ORDER = (
-    "errors _log",
+    "errors _log _facts",
     "_native",
+    "_paths",
     "dtypes",
     "device cpu",
     "_layout",
     "tensor",
-    "interop._numpy interop",
+    "interop._numpy interop.threadpoolctl interop",
     "dispatcher cache workspace",
     "_native_op",
     "graph",
     "ops._scalars ops._elementwise ops.rearrange ops.gemm ops.add ops.mul ops.add_rms_norm ops",
     "__init__",
-    "_info _demo _bench",
+    "_selftest _info _config _demo _bench",
     "__main__",
 )
 RANK = {name: rank for rank, name in enumerate(name for line in ORDER for name in line.split())}

@@ -12,6 +12,7 @@ from time import perf_counter, process_time
 
 import numpy as np
 
+from .._facts import cpu_model, first_match
 from .._native import library_path, version
 from ..cpu import cpu_isa
 
@@ -20,21 +21,6 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 DEFAULT_LAST_LEVEL_CACHE = 2**25  # where the system does not tell
 DEFAULT_MEMORY = 2**32
 DISTURBED = 0.05  # share of the CPUs that others may have before a measurement is worth little
-
-
-def _first(pattern: str, path: str) -> str:
-    """The first group of the first match in a file; "" where there is none."""
-    try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    match = re.search(pattern, text, flags=re.MULTILINE)
-    return match[1].strip() if match else ""
-
-
-def cpu_model() -> str:
-    """The CPU's name."""
-    return _first(r"^model name\s*:\s*(.+)$", "/proc/cpuinfo") or platform.processor() or platform.machine()
 
 
 def compiler() -> str:
@@ -48,9 +34,9 @@ def compiler() -> str:
 def caches() -> Iterator[tuple[int, int]]:
     """(level, bytes) of the data caches that the first CPU sees."""
     for index in sorted(_CACHES.glob("index*")):
-        level = _first(r"^(\d+)$", f"{index}/level")
-        size = re.fullmatch(r"(\d+)([KMG]?)", _first(r"^(\w+)$", f"{index}/size"))
-        if level and size and _first(r"^(\w+)$", f"{index}/type") != "Instruction":
+        level = first_match(r"^(\d+)$", f"{index}/level")
+        size = re.fullmatch(r"(\d+)([KMG]?)", first_match(r"^(\w+)$", f"{index}/size"))
+        if level and size and first_match(r"^(\w+)$", f"{index}/type") != "Instruction":
             yield int(level), int(size[1]) * _UNITS[size[2]]
 
 
@@ -61,7 +47,7 @@ def last_level_cache() -> int:
 
 def available_memory() -> int:
     """Bytes this process may still allocate without making the system swap."""
-    kilobytes = _first(r"^MemAvailable:\s*(\d+) kB", "/proc/meminfo")
+    kilobytes = first_match(r"^MemAvailable:\s*(\d+) kB", "/proc/meminfo")
     return int(kilobytes) * 1024 if kilobytes else DEFAULT_MEMORY
 
 
@@ -74,7 +60,7 @@ class OtherProcesses:
     @staticmethod
     def _now() -> tuple[float, float, float]:
         """Wall time, all CPUs' busy time and this process's, in seconds."""
-        fields = [int(field) for field in _first(r"^cpu +([0-9 ]+)$", "/proc/stat").split()]
+        fields = [int(field) for field in first_match(r"^cpu +([0-9 ]+)$", "/proc/stat").split()]
         # user, nice, system, idle, iowait, irq, softirq, steal
         busy = sum(fields[:8]) - sum(fields[3:5])
         return perf_counter(), busy / os.sysconf("SC_CLK_TCK"), process_time()

@@ -80,6 +80,11 @@ INFINI_API infiniStatus_t infiniopGetNumThreads(int *n);
  *  as it was at the first use. */
 INFINI_API infiniStatus_t infiniopGetCpuIsa(const char **name);
 
+/** Write in a few words why infiniopGetNumThreads() and infiniopGetCpuIsa() answer this thread what they do, for bug reports:
+ *  the wording may change. The text on threads lives until this thread asks again, the other one is static. */
+INFINI_API infiniStatus_t infiniopGetNumThreadsReason(const char **text);
+INFINI_API infiniStatus_t infiniopGetCpuIsaReason(const char **text);
+
 /** What infiniopMeasureCpuCeiling can measure. */
 enum {
     INFINIOP_CEILING_COPY = 0,    /* bytes/s read and written by copying an array: both sides count */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,21 +86,66 @@ def test_a_pipe_is_no_plugin(lib: Library, tmp_path: Path) -> None:
     assert str(pipe) in lib.message()
 
 
-@pytest.mark.parametrize(
-    ("value", "isa"), [("portable", "portable"), ("PORTABLE", "portable"), ("sse9", "portable")]
-)
-def test_isa_cap_is_read_without_case_and_never_means_more(lib: Library, value: str, isa: str) -> None:
-    code = (
-        "import ctypes, sys\n"
-        "lib = ctypes.CDLL(sys.argv[1]); name = ctypes.c_char_p()\n"
-        "assert lib.infiniopGetCpuIsa(ctypes.byref(name)) == 0\n"
-        "print(name.value.decode())"
+def in_child(lib: Library, code: str, **environment: str) -> list[str]:
+    """The lines that `code` prints, with `lib` and `text(function)`, which returns the string it writes."""
+    prologue = (
+        "import ctypes, os, sys\n"
+        "lib = ctypes.CDLL(sys.argv[1])\n"
+        "def text(function):\n"
+        "    out = ctypes.c_char_p()\n"
+        "    assert getattr(lib, function)(ctypes.byref(out)) == 0\n"
+        "    return out.value.decode()\n"
     )
+    variables = ("INFINIOP_MAX_ISA", "INFINIOP_NUM_THREADS", "OMP_NUM_THREADS")
+    inherited = {name: value for name, value in os.environ.items() if name not in variables}
     done = subprocess.run(
-        [sys.executable, "-c", code, str(lib.folder / "libinfiniop.so")],
-        env=dict(os.environ, INFINIOP_MAX_ISA=value),
+        [sys.executable, "-c", prologue + code, str(lib.folder / "libinfiniop.so")],
+        env={**inherited, **environment},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout.strip() == isa
+    return done.stdout.splitlines()
+
+
+ISA = "print(text('infiniopGetCpuIsa')); print(text('infiniopGetCpuIsaReason'))"
+
+
+@pytest.mark.parametrize(
+    ("value", "isa"), [("portable", "portable"), ("PORTABLE", "portable"), ("sse9", "portable")]
+)
+def test_isa_cap_is_read_without_case_and_never_means_more(lib: Library, value: str, isa: str) -> None:
+    best, why_best = in_child(lib, ISA)
+    assert why_best == "the best of this CPU"
+    got, why = in_child(lib, ISA, INFINIOP_MAX_ISA=value)
+    assert got == isa
+    if best == isa:
+        assert why == why_best
+    else:
+        unknown = "" if value.lower() == isa else ", which is no name of an instruction set"
+        assert why == f"capped by INFINIOP_MAX_ISA={value}{unknown}; this CPU has {best}"
+
+
+AFFINITY = r"1 CPU in the affinity mask, (no quota|control group quota of [\d.]+ CPUs)"
+
+
+@pytest.mark.parametrize(
+    ("environment", "wanted"),
+    [
+        ({"INFINIOP_NUM_THREADS": "1", "OMP_NUM_THREADS": "7"}, f"INFINIOP_NUM_THREADS=1, {AFFINITY}"),
+        ({"OMP_NUM_THREADS": "1"}, f"OMP_NUM_THREADS=1, {AFFINITY}"),
+        ({"INFINIOP_NUM_THREADS": "9"}, f"{AFFINITY}, and INFINIOP_NUM_THREADS=9 asks for more"),
+        ({"INFINIOP_NUM_THREADS": "many"}, AFFINITY),
+    ],
+    ids=str,
+)
+def test_the_reason_for_the_default_number_of_threads(
+    lib: Library, environment: dict[str, str], wanted: str
+) -> None:
+    code = (
+        "os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])\n"
+        "n = ctypes.c_int(); assert lib.infiniopGetNumThreads(ctypes.byref(n)) == 0 and n.value == 1\n"
+        "print(text('infiniopGetNumThreadsReason'))"
+    )
+    (got,) = in_child(lib, code, **environment)
+    assert re.fullmatch(wanted, got), got

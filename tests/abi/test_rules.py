@@ -1165,6 +1165,28 @@ def test_cpu_isa(lib: Library) -> None:
     assert name.value in (b"portable", b"avx2", b"avx512", b"avx512_bf16")
 
 
+def reason(lib: Library, what: str) -> str:
+    text = ctypes.c_char_p()
+    assert getattr(lib, f"infiniopGet{what}Reason")(ctypes.byref(text)) == SUCCESS
+    assert text.value
+    return text.value.decode("ascii")
+
+
+def test_the_reason_for_the_number_of_threads(lib: Library) -> None:
+    default = threads(lib)
+    why = reason(lib, "NumThreads")
+    assert re.search(r"\b[1-9]\d* CPUs? in the affinity mask, (no quota|control group quota of )", why)
+    try:
+        assert lib.infiniopSetNumThreads(3) == SUCCESS
+        assert reason(lib, "NumThreads") == f"set for this process; the default is {default}: {why}"
+        assert lib.infiniopSetNumThreadsLocal(2) == SUCCESS
+        assert reason(lib, "NumThreads") == f"set for this thread; the default is {default}: {why}"
+    finally:
+        assert lib.infiniopSetNumThreadsLocal(0) == SUCCESS
+        assert lib.infiniopSetNumThreads(0) == SUCCESS
+    assert reason(lib, "NumThreads") == why
+
+
 @pytest.mark.parametrize("what", [0, 1, 2, 3])
 def test_cpu_ceiling(lib: Library, what: int) -> None:
     rate = ctypes.c_double(-7)

@@ -2,6 +2,7 @@
 
 #include <strings.h>
 
+#include <cstdio>
 #include <cstdlib>
 
 #if defined(__x86_64__)
@@ -63,21 +64,43 @@ constexpr Isa kIsas[] = {
     {&kKernelsPortable, always},
 };
 
-const KernelTable &choose() {
+struct Choice {
+    const KernelTable *table = nullptr;
+    char reason[160];
+};
+
+Choice choose() {
     const char *most = std::getenv("INFINIOP_MAX_ISA");
-    bool reached = most == nullptr || *most == '\0';
+    const bool capped = most != nullptr && *most != '\0';
+    Choice choice;
+    const KernelTable *best = nullptr;
+    bool reached = !capped, known = false;
     for (const Isa &isa : kIsas) {
-        reached = reached || strcasecmp(most, isa.table->name) == 0;
-        if (reached && isa.available()) return *isa.table;
+        const bool named = capped && strcasecmp(most, isa.table->name) == 0;
+        known = known || named;
+        reached = reached || named;
+        if (!isa.available()) continue;
+        if (best == nullptr) best = isa.table;
+        if (reached && choice.table == nullptr) choice.table = isa.table;
     }
-    return kKernelsPortable; // also where the variable names none of them: whoever set it wants less, not more
+    // also where the variable names none of them: whoever set it wants less, not more
+    if (choice.table == nullptr) choice.table = &kKernelsPortable;
+    if (choice.table == best)
+        std::snprintf(choice.reason, sizeof choice.reason, "the best of this CPU");
+    else
+        std::snprintf(choice.reason, sizeof choice.reason, "capped by INFINIOP_MAX_ISA=%.40s%s; this CPU has %s", most,
+                      known ? "" : ", which is no name of an instruction set", best->name);
+    return choice;
+}
+
+const Choice &chosen() {
+    static const Choice choice = choose();
+    return choice;
 }
 
 } // namespace
 
-const KernelTable &kernels() {
-    static const KernelTable &chosen = choose();
-    return chosen;
-}
+const KernelTable &kernels() { return *chosen().table; }
+const char *isa_reason() { return chosen().reason; }
 
 } // namespace infini

@@ -6,5 +6,7 @@ namespace infini {
 
 /** The kernels of the best instruction set this CPU has and INFINIOP_MAX_ISA allows. */
 const KernelTable &kernels();
+/** Why these, in a few words. Static. */
+const char *isa_reason();
 
 } // namespace infini

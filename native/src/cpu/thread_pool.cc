@@ -87,17 +87,40 @@ int number_in(const char *variable) {
     return static_cast<int>(std::clamp<long>(n, 0, kMaxThreads));
 }
 
-int read_default_num_threads() {
-    const double allowed = std::min<double>(cpus_in_affinity_mask(), std::ceil(cgroup_quota()));
-    int n = std::clamp(static_cast<int>(allowed), 1, kMaxThreads);
-    int wanted = number_in("INFINIOP_NUM_THREADS");
-    if (wanted == 0) wanted = number_in("OMP_NUM_THREADS");
-    return wanted > 0 ? std::min(n, wanted) : n;
+/** Where the default number of threads comes from. */
+struct DefaultThreads {
+    int n;
+    int cpus;             // in the affinity mask
+    double quota;         // CPUs; infinity: none
+    const char *variable; // the one that asks for `wanted` threads, or NULL
+    int wanted;
+};
+
+DefaultThreads read_default_threads() {
+    DefaultThreads d{1, cpus_in_affinity_mask(), cgroup_quota(), nullptr, 0};
+    d.n = std::clamp(static_cast<int>(std::min<double>(d.cpus, std::ceil(d.quota))), 1, kMaxThreads);
+    for (const char *variable : {"INFINIOP_NUM_THREADS", "OMP_NUM_THREADS"}) {
+        d.wanted = number_in(variable);
+        if (d.wanted == 0) continue;
+        d.variable = variable;
+        d.n = std::min(d.n, d.wanted);
+        break;
+    }
+    return d;
 }
 
-int default_num_threads() {
-    static const int n = read_default_num_threads();
-    return n;
+const DefaultThreads &default_threads() {
+    static const DefaultThreads d = read_default_threads();
+    return d;
+}
+
+int default_num_threads() { return default_threads().n; }
+
+/** Keeps `format` in the rest of a buffer of which `used` bytes are taken. */
+template <size_t N, class... Arguments>
+size_t append(char (&text)[N], size_t used, const char *format, Arguments... arguments) {
+    const int length = std::snprintf(text + used, N - used, format, arguments...);
+    return std::min(N - 1, used + static_cast<size_t>(std::max(0, length)));
 }
 
 std::atomic<int> process_threads{0}; // 0: the default
@@ -297,6 +320,22 @@ Pool &Pool::instance() { return *pool.load(std::memory_order_acquire); }
 
 int num_threads() { return local_threads > 0 ? local_threads : process_num_threads(); }
 int thread_capacity() { return std::max(num_threads(), std::max(default_num_threads(), process_num_threads())); }
+const char *num_threads_reason() {
+    thread_local char text[256];
+    const DefaultThreads &d = default_threads();
+    const char *set = local_threads > 0 ? "this thread" : process_threads > 0 ? "this process" : nullptr;
+    const bool asked_for = d.variable != nullptr && d.wanted == d.n;
+    size_t used = 0;
+    if (set != nullptr) used = append(text, used, "set for %s; the default is %d: ", set, d.n);
+    if (asked_for) used = append(text, used, "%s=%d, ", d.variable, d.wanted);
+    used = append(text, used, "%d CPU%s in the affinity mask, ", d.cpus, d.cpus == 1 ? "" : "s");
+    if (std::isinf(d.quota))
+        used = append(text, used, "%s", "no quota");
+    else
+        used = append(text, used, "control group quota of %.4g CPUs", d.quota);
+    if (d.variable != nullptr && !asked_for) append(text, used, ", and %s=%d asks for more", d.variable, d.wanted);
+    return text;
+}
 void set_num_threads(int n) { process_threads = std::min(n, kMaxThreads); }
 void set_num_threads_local(int n) { local_threads = std::min(n, kMaxThreads); }
 

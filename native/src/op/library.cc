@@ -46,6 +46,18 @@ INFINI_EXPORT(infiniopGetCpuIsa, (const char **name), {
     return INFINI_STATUS_SUCCESS;
 })
 
+INFINI_EXPORT(infiniopGetNumThreadsReason, (const char **text), {
+    if (text == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: text is NULL", fn);
+    *text = num_threads_reason();
+    return INFINI_STATUS_SUCCESS;
+})
+
+INFINI_EXPORT(infiniopGetCpuIsaReason, (const char **text), {
+    if (text == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: text is NULL", fn);
+    *text = isa_reason();
+    return INFINI_STATUS_SUCCESS;
+})
+
 INFINI_EXPORT(infiniopMeasureCpuCeiling, (int what, size_t bytes, double *rate), {
     if (rate == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: rate is NULL", fn);
     return measure_cpu_ceiling(fn, what, bytes, rate);
