@@ -10,7 +10,13 @@ array([[3., 3.],
        [3., 3.]], dtype=float32)
 """
 
-from __future__ import annotations
+import sys
+
+# First, in words that an older Python can read: pip refuses to install there, but a clone can be imported.
+if sys.version_info < (3, 10):  # noqa: UP036
+    raise ImportError(
+        "infiniop_py needs Python 3.10 or newer; this is Python " + ".".join(map(str, sys.version_info[:3]))
+    )
 
 import sys as _sys
 

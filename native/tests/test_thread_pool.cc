@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
@@ -30,6 +31,9 @@ bool loop_is_right(int64_t n_tasks, int max_threads) {
         if (count != 1) return false;
     return !shared;
 }
+
+/** Do the tests run under an emulator (qemu's user mode)? */
+bool emulated() { return std::getenv("INFINIOP_EMULATED") != nullptr; }
 
 [[maybe_unused]] int threads_of_process() {
     int n = 0;
@@ -72,8 +76,8 @@ void test_callers() {
         });
     for (std::thread &caller : callers) caller.join();
     CHECK(right);
-#if !defined(__SANITIZE_THREAD__)         // which adds a thread of its own
-    CHECK(threads_of_process() <= 1 + 7); // this one and the pool's: 8 was asked for in test_loops
+#if !defined(__SANITIZE_THREAD__)                          // which adds a thread of its own, as an emulator does
+    if (!emulated()) CHECK(threads_of_process() <= 1 + 7); // this one and the pool's: 8 was asked for in test_loops
 #endif
 }
 
@@ -98,6 +102,11 @@ void test_nesting() {
 void test_fork() {
     set_num_threads(4);
     CHECK(loop_is_right(64, 4));
+    if (emulated()) {
+        std::printf(
+            "skipped: fork, because the emulator aborts in a child of a process with threads that starts one\n");
+        return;
+    }
 #if !defined(__SANITIZE_THREAD__) // whose runtime does not follow a fork of a process with threads
     CHECK(status_of_child(
               [] { return loop_is_right(64, 4) && status_of_child([] { return loop_is_right(64, 4); }) == 0; }) == 0);

@@ -22,13 +22,17 @@ private:
     uint32_t saved_;
 #elif defined(__aarch64__)
     FpEnvironment() {
-        __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
+        __asm__ volatile("mrs %0, fpcr" : "=r"(control_));
+        __asm__ volatile("mrs %0, fpsr" : "=r"(flags_));
         __asm__ volatile("msr fpcr, %0" ::"r"(uint64_t{0}));
     }
-    ~FpEnvironment() { __asm__ volatile("msr fpcr, %0" ::"r"(saved_)); }
+    ~FpEnvironment() {
+        __asm__ volatile("msr fpcr, %0" ::"r"(control_));
+        __asm__ volatile("msr fpsr, %0" ::"r"(flags_));
+    }
 
 private:
-    uint64_t saved_;
+    uint64_t control_, flags_;
 #else
     FpEnvironment() {}
     ~FpEnvironment() {}
