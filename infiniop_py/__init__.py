@@ -81,7 +81,7 @@ from .ops import (
     rearrange,
     rearrange_,
 )
-from .tensor import Tensor, arange, empty, from_blob, from_numpy, ones, randn, zeros
+from .tensor import Tensor, arange, empty, from_blob, from_dlpack, from_numpy, ones, randn, zeros
 
 if hasattr(_sys.modules.get("threadpoolctl"), "register"):  # 3.2 or newer, and the program uses it
     from .interop import threadpoolctl as _threadpoolctl  # noqa: F401
@@ -132,6 +132,7 @@ __all__ = [
     "empty",
     "errors",
     "from_blob",
+    "from_dlpack",
     "from_numpy",
     "gemm",
     "gemm_",

@@ -223,6 +223,7 @@ runtime_path = folder / _RUNTIME
 NULL = ffi.NULL
 cast = ffi.cast
 from_buffer = ffi.from_buffer
+buffer = ffi.buffer
 VOID_POINTER = ffi.typeof("void *")
 BYTE_POINTER = ffi.typeof("char *")
 ADDRESS = ffi.typeof("uintptr_t")
@@ -256,3 +257,8 @@ def address(pointer: Any) -> int:
 def pointer(number: int) -> Any:
     """The pointer of a number."""
     return cast(VOID_POINTER, number)
+
+
+def owning_pointer(number: int, owner: object) -> Any:
+    """The pointer of a number, which keeps `owner` alive as long as it lives itself."""
+    return ffi.gc(cast(VOID_POINTER, number), lambda _, owner=owner: None)

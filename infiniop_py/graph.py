@@ -215,7 +215,7 @@ class GraphOperator(ABC):
         needs.
         """
         problem = self.problem()
-        sources = [as_tensor(operand) for operand in self.operands]
+        sources = [as_tensor(self.name, name, operand) for name, operand in zip(self.names, self.operands)]
         steps = problem.offsets or ((0,) * len(sources),)
         return [
             tuple(

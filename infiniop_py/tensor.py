@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import errors
+from . import _dlpack, errors
 from ._layout import (
     MAX_BYTES,
+    MAX_RANK,
     Layout,
     Shape,
     as_shape,
@@ -40,6 +41,7 @@ from .device import (
     as_device,
     call_on,
     device_scope,
+    get_stream,
     memory_error,
     refuse_pickle,
     release,
@@ -47,7 +49,7 @@ from .device import (
 )
 from .dtypes import DType, as_dtype, from_numpy_dtype
 
-__all__ = ["Tensor", "arange", "empty", "from_blob", "from_numpy", "ones", "randn", "zeros"]
+__all__ = ["Tensor", "arange", "empty", "from_blob", "from_dlpack", "from_numpy", "ones", "randn", "zeros"]
 
 #: What an operator needs of one operand: its device, its layout, the pointer to its element (0, ..., 0).
 View: TypeAlias = tuple[Device, Layout, Any]
@@ -98,6 +100,8 @@ class _Operators:
     mul_: Callable[[Any, Any, Any], Any]
     rearrange_: Callable[[Any, Any], Any]
     copy_: Callable[[Any, Any], Any]
+    as_tensor: Callable[[str, str, Any], Tensor]
+    knows: Callable[[object], bool]
 
 
 operators = _Operators()
@@ -108,12 +112,12 @@ class _HostView:
 
     __slots__ = ("__array_interface__", "_storage")
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, typestr: str) -> None:
         self._storage = tensor._storage
-        dtype, shape, strides = tensor._view[1]
+        _, shape, strides = tensor._view[1]
         self.__array_interface__ = {
             "version": 3,
-            "typestr": f"|V{dtype.itemsize}",
+            "typestr": typestr,
             "shape": shape,
             "strides": strides,
             "data": (tensor.data_ptr, not tensor._writable),
@@ -254,6 +258,24 @@ class Tensor:
         low, high = extent(layout)
         storage = _Storage(CPU, address + low, high - low, array)
         return Tensor._make(storage, layout, address, array.flags.writeable)
+
+    @staticmethod
+    def from_dlpack(source: Any) -> Tensor:
+        """Return a tensor on the memory of any object with ``__dlpack__`` and ``__dlpack_device__``: no copy.
+
+        Ranks 0 to 16, any strides, every element type that DLPack and this library have in common. The
+        tensor is read-only if the source says that it is, and keeps the memory alive. DTypeError,
+        DeviceError and ParamError say what cannot be taken.
+        """
+        if not hasattr(source, "__dlpack__") or not hasattr(source, "__dlpack_device__"):
+            raise errors.OperandError(
+                f"from_dlpack: source is a {type(source).__name__}, needs an object with __dlpack__ and "
+                "__dlpack_device__"
+            )
+        try:
+            return tensor_of(source)
+        except errors.InfiniopError as error:
+            raise type(error)(f"from_dlpack: source {error}", status=error.status) from None
 
     @staticmethod
     def from_blob(
@@ -579,12 +601,7 @@ class Tensor:
 
         Source and destination must not overlap, except that copying a tensor to itself does nothing.
         """
-        if isinstance(source, np.ndarray):
-            source = Tensor.from_numpy(source)
-        elif not isinstance(source, Tensor):
-            raise errors.OperandError(
-                f"copy_: source is a {type(source).__name__}, needs a Tensor or a NumPy array"
-            )
+        source = operators.as_tensor("copy_", "source", source)
         if source.shape != self.shape:
             raise errors.ShapeError(
                 f"copy_: source is {source.shape}, destination is {self.shape}; nothing is broadcast"
@@ -613,6 +630,52 @@ class Tensor:
         if self.device is not CPU:
             raise errors.DeviceError(f"numpy: the tensor is on {self.device}; use .to('cpu') first")
         return _as_array(self, self.dtype.numpy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _dlpack.device_code(self.device)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A DLPack capsule of this memory, or of a row-major copy if `copy` is True. For ``from_dlpack`` of
+        other libraries.
+
+        ParamError for a read-only tensor where the consumer knows no such thing (`max_version` below 1.0),
+        StrideError for negative strides, at which some consumers end the process: take ``.contiguous()``.
+        """
+        refuse_while_recording("__dlpack__")
+        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+            raise errors.DeviceError(
+                f"__dlpack__: dl_device is {tuple(dl_device)}, but the tensor is on {self.device}; use .to() "
+                "first"
+            )
+        if self.device is CPU:
+            if stream is not None:
+                raise errors.ParamError(f"__dlpack__: stream is {stream!r}, but the CPU has none: needs None")
+        elif stream != -1:
+            get_stream(self.device).synchronize()
+        tensor = self
+        if copy:
+            tensor = allocate(self.dtype, self.shape, self.device, "__dlpack__")
+            operators.rearrange_(tensor, self)
+        if any(
+            stride < 0 and size > 1 for size, stride in zip(tensor.shape, tensor._view[1][2]) if tensor.size
+        ):
+            raise errors.StrideError(
+                f"__dlpack__: shape {self.shape} has negative strides {self.strides}, at which some "
+                "consumers end the process; use .contiguous() first"
+            )
+        typestr = "<c16" if self.itemsize == 16 else f"<u{self.itemsize}"
+        try:
+            memory = np.asarray(_HostView(tensor, typestr))
+        except ValueError as error:
+            raise errors.ShapeError(f"__dlpack__: shape {self.shape}: {error}") from None
+        return _dlpack.export(memory, self.dtype, self.device, max_version)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         array = self.numpy()
@@ -667,31 +730,33 @@ class Tensor:
     # ---- operators ---------------------------------------------------------------------------------------
 
     def __add__(self, other: Any) -> Any:
-        return operators.add(self, other) if isinstance(other, _OPERANDS) else NotImplemented
+        return operators.add(self, other) if _is_operand(other) else NotImplemented
 
     def __radd__(self, other: Any) -> Any:
-        return operators.add(other, self) if isinstance(other, _OPERANDS) else NotImplemented
+        return operators.add(other, self) if _is_operand(other) else NotImplemented
 
     def __iadd__(self, other: Any) -> Any:
-        return operators.add_(self, self, other) if isinstance(other, _OPERANDS) else NotImplemented
+        return operators.add_(self, self, other) if _is_operand(other) else NotImplemented
 
     def __mul__(self, other: Any) -> Any:
-        return operators.mul(self, other) if isinstance(other, _OPERANDS) else NotImplemented
+        return operators.mul(self, other) if _is_operand(other) else NotImplemented
 
     def __rmul__(self, other: Any) -> Any:
-        return operators.mul(other, self) if isinstance(other, _OPERANDS) else NotImplemented
+        return operators.mul(other, self) if _is_operand(other) else NotImplemented
 
     def __imul__(self, other: Any) -> Any:
-        return operators.mul_(self, self, other) if isinstance(other, _OPERANDS) else NotImplemented
+        return operators.mul_(self, self, other) if _is_operand(other) else NotImplemented
 
     def __matmul__(self, other: Any) -> Any:
-        return operators.gemm(self, other) if isinstance(other, _OPERANDS) else NotImplemented
+        return operators.gemm(self, other) if _is_operand(other) else NotImplemented
 
     def __rmatmul__(self, other: Any) -> Any:
-        return operators.gemm(other, self) if isinstance(other, _OPERANDS) else NotImplemented
+        return operators.gemm(other, self) if _is_operand(other) else NotImplemented
 
 
-_OPERANDS = (Tensor, np.ndarray)
+def _is_operand(other: object) -> bool:
+    return isinstance(other, (Tensor, np.ndarray)) or operators.knows(other)
+
 
 empty = Tensor.empty
 zeros = Tensor.zeros
@@ -699,7 +764,46 @@ ones = Tensor.ones
 arange = Tensor.arange
 randn = Tensor.randn
 from_numpy = Tensor.from_numpy
+from_dlpack = Tensor.from_dlpack
 from_blob = Tensor.from_blob
+
+
+def tensor_of(source: Any) -> Tensor:
+    """A tensor on the memory of an object with ``__dlpack__``. Messages begin with a verb."""
+    device = _dlpack.device_of(*source.__dlpack_device__())
+    # The consumer's stream; 1 is the legacy default one, for which 0 is not allowed.
+    stream = None if device is CPU else address_of(get_stream(device).pointer) or 1
+    capsule = _dlpack.capsule_of(source, device, stream)
+    found = _dlpack.read(capsule)
+    layout = (found.dtype, found.shape, found.strides)
+    if len(found.shape) > MAX_RANK:
+        raise errors.ShapeError(f"has {len(found.shape)} dimensions, needs at most {MAX_RANK}")
+    low, high = extent(layout)
+    if low != high and not found.address:
+        raise errors.NullPointerError(f"has shape {found.shape}, but no memory")
+    if not 0 <= found.address + low <= found.address + high < 2**64:
+        raise errors.ParamError(f"with shape {found.shape} leaves the address space")
+    if found.address % min(found.dtype.itemsize, 8):
+        raise errors.ParamError(f"at {found.address:#x} is not aligned to its element type {found.dtype}")
+    storage = _Storage(found.device, found.address + low, high - low, capsule)
+    writable = found.writable and package_of(type(source)) not in _IMMUTABLE
+    return Tensor._make(storage, layout, found.address, writable)
+
+
+def borrowed(device: Device, layout: Layout, pointer: Any, owner: object, writable: bool) -> Tensor:
+    """A tensor on the memory behind a pointer, which `owner` keeps."""
+    low, high = extent(layout)
+    address = address_of(pointer)
+    return Tensor._make(_Storage(device, address + low, high - low, owner), layout, address, writable)
+
+
+#: Packages whose arrays never change, although their capsules do not say so.
+_IMMUTABLE = frozenset(("jax", "jaxlib"))
+
+
+def package_of(kind: type) -> str:
+    """The top-level package that a class is from."""
+    return kind.__module__.partition(".")[0]
 
 
 def refuse_while_recording(what: str) -> None:
@@ -781,7 +885,7 @@ def _as_array(tensor: Tensor, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
             array = np.empty(tensor.shape, dtype)
             array.flags.writeable = tensor._writable
             return array
-        raw: np.ndarray[Any, Any] = np.asarray(_HostView(tensor))
+        raw: np.ndarray[Any, Any] = np.asarray(_HostView(tensor, f"|V{dtype.itemsize}"))
     except ValueError:
         raise errors.ShapeError(
             f"numpy: shape has {tensor.ndim} dimensions, more than NumPy has: {tensor.shape}"

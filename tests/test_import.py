@@ -37,10 +37,19 @@ def test_import_brings_no_framework_and_no_thread() -> None:
 
 @pytest.mark.slow
 def test_import_is_cheap() -> None:
-    """Under 60 ms more than NumPy: the fastest of several, because other work on the machine only adds."""
-    code = "import numpy, time; t = time.perf_counter(); import infiniop_py; print(time.perf_counter() - t)"
+    """Cheaper than NumPy's, at the best of several: other work on the machine slows both."""
+    code = textwrap.dedent(
+        """
+        import time
+        start = time.perf_counter()
+        import numpy
+        middle = time.perf_counter()
+        import infiniop_py
+        print((time.perf_counter() - middle) / (middle - start))
+        """
+    )
     children.run(code)  # compiles the modules
-    assert min(float(children.run(code)) for _ in range(5)) < 0.060
+    assert min(float(children.run(code)) for _ in range(5)) < 1
 
 
 def test_version_is_the_library_s() -> None:

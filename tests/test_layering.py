@@ -19,9 +19,9 @@ ORDER = (
     "_paths",
     "dtypes",
     "device cpu",
-    "_layout",
+    "_layout _dlpack",
     "tensor",
-    "interop._numpy interop.threadpoolctl interop",
+    "interop._adapter interop._numpy interop._torch interop._exchange interop.threadpoolctl interop",
     "dispatcher cache workspace",
     "_native_op",
     "graph",
@@ -38,6 +38,7 @@ INSIDE_IS_FREE = {"_bench"}  # packages of one command, of whose inner order thi
 LATE = {
     "_native": {"ctypes", "importlib"},
     "dtypes": {"ml_dtypes"},
+    "_dlpack": {"ctypes"},
     "_cffi_build": {"cffi"},
     "_demo": {"torch", "ml_dtypes", "importlib"},
 }

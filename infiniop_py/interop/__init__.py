@@ -7,7 +7,9 @@ of its arrays arrives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -16,41 +18,49 @@ import numpy as np
 from .._layout import Shape
 from ..device import Device
 from ..dtypes import DType, from_numpy_dtype
-from ..errors import DeviceError, OperandError, ParamError
-from ..tensor import Tensor, View
+from ..errors import DeviceError, InfiniopError, OperandError, ParamError
+from ..tensor import Tensor, View, borrowed
 from ..tensor import allocate as allocate_tensor
-from . import _numpy
-
-
-class Adapter(NamedTuple):
-    """How operators see one kind of array."""
-
-    view: Callable[[Any], View]
-    writable: Callable[[Any], bool]
-    allocate: Callable[[DType, Shape, Device, str], Any]
-    rank: int  # a call with several kinds of inputs answers in the kind of the highest rank
-
+from . import _exchange, _numpy, _torch
+from ._adapter import Adapter
 
 NUMPY = Adapter(_numpy.view, _numpy.writable, _numpy.allocate, rank=0)
-TENSOR = Adapter(attrgetter("_view"), attrgetter("_writable"), allocate_tensor, rank=1)
+TENSOR = Adapter(attrgetter("_view"), attrgetter("_writable"), allocate_tensor, rank=2)
 
 _ADAPTERS: dict[type, Adapter] = {Tensor: TENSOR, np.ndarray: NUMPY}
 _VIEWS: dict[type, Callable[[Any], View]] = {kind: adapter.view for kind, adapter in _ADAPTERS.items()}
 
-#: Asked in turn about a type that is not in the table.
-_CLAIMS: tuple[tuple[Callable[[type], bool], Adapter], ...] = (
-    (lambda kind: issubclass(kind, Tensor), TENSOR),
-    (_numpy.is_array_type, NUMPY),
-)
+
+def _claimed(op: str, name: str, kind: type) -> Adapter | None:
+    """The adapter of a type that is seen for the first time. Order: the cheapest way, then the most exact."""
+    if issubclass(kind, Tensor):
+        return TENSOR
+    if _numpy.is_array_type(kind):
+        return NUMPY
+    torch = sys.modules.get("torch")
+    if torch is not None and issubclass(kind, getattr(torch, "Tensor", ())):
+        _torch.need_memory(torch, op, name, kind)
+        return _torch.adapter(torch)
+    if hasattr(kind, "__cuda_array_interface__") and not hasattr(kind, "__dlpack__"):
+        return _exchange.CUDA_ARRAY_INTERFACE
+    if hasattr(kind, "__dlpack_device__") and not issubclass(kind, np.ndarray):
+        return _exchange.dlpack(kind)
+    return None
 
 
 def _adapter(op: str, name: str, operand: object) -> Adapter:
     kind = type(operand)
     adapter = _ADAPTERS.get(kind)
     if adapter is None:
-        adapter = next((adapter for claims, adapter in _CLAIMS if claims(kind)), None)
+        adapter = _claimed(op, name, kind)
         if adapter is None:
-            raise OperandError(f"{op}: {name} is a {kind.__name__}, needs a NumPy array or a Tensor")
+            # The one protocol that instances have, and not always their class.
+            if not isinstance(operand, (np.ndarray, np.generic)) and hasattr(operand, "__array_interface__"):
+                return _exchange.ARRAY_INTERFACE
+            raise OperandError(
+                f"{op}: {name} is a {kind.__name__}, needs a NumPy array or a Tensor, or any array with "
+                "__dlpack__"
+            )
         _VIEWS[kind] = adapter.view
         _ADAPTERS[kind] = adapter
     return adapter
@@ -60,22 +70,32 @@ def views(op: str, names: Sequence[str], operands: Sequence[Any]) -> list[View]:
     """Device, layout and pointer of every operand. Errors name the operand."""
     try:
         return [_VIEWS[type(operand)](operand) for operand in operands]
-    except KeyError:
+    except (KeyError, InfiniopError):
         pass  # a new kind, a new dtype, or a wrong one
     out = []
     for name, operand in zip(names, operands):
         adapter = _adapter(op, name, operand)
         if adapter is NUMPY:
             from_numpy_dtype(operand.dtype, f"{op}: dtype of {name}")
-        out.append(adapter.view(operand))
+        with _named(op, name):
+            out.append(adapter.view(operand))
     return out
+
+
+@contextmanager
+def _named(op: str, name: str) -> Iterator[None]:
+    """Puts the operator and the operand before the messages of adapters."""
+    try:
+        yield
+    except InfiniopError as error:
+        raise type(error)(f"{op}: {name} {error}", status=error.status) from None
 
 
 def views3(op: str, names: Sequence[str], c: Any, a: Any, b: Any) -> Sequence[View]:
     """:func:`views` of three operands, for those to whom a loop is too slow."""
     try:
         return _VIEWS[type(c)](c), _VIEWS[type(a)](a), _VIEWS[type(b)](b)
-    except KeyError:
+    except (KeyError, InfiniopError):
         return views(op, names, (c, a, b))
 
 
@@ -85,7 +105,9 @@ def need_writable(op: str, name: str, operand: Any) -> None:
         return
     adapter = _ADAPTERS.get(type(operand)) or _adapter(op, name, operand)
     if not adapter.writable(operand):
-        raise ParamError(f"{op}: {name} with shape {tuple(operand.shape)} is read-only, but it is an output")
+        with _named(op, name):
+            shape = adapter.view(operand)[1][1]
+        raise ParamError(f"{op}: {name} with shape {shape} is read-only, but it is an output")
 
 
 def common_device(op: str, names: Sequence[str], operand_views: Sequence[View]) -> Device:
@@ -98,16 +120,36 @@ def common_device(op: str, names: Sequence[str], operand_views: Sequence[View]) 
     return device
 
 
-def allocate(op: str, inputs: Sequence[Any], dtype: DType, shape: Shape, device: Device) -> Any:
-    """An array for a result of `op`, of the kind of the inputs (a Tensor if any of them is one)."""
-    adapter = _ADAPTERS[type(inputs[0])]
-    for operand in inputs:
-        other = _ADAPTERS[type(operand)]
-        if other.rank > adapter.rank:
-            adapter = other
-    return adapter.allocate(dtype, shape, device, op)
+class Result(NamedTuple):
+    """What a result is computed in, and how the user gets it."""
+
+    operand: Any
+    finish: Callable[[Any], Any]
 
 
-def as_tensor(operand: Any) -> Tensor:
-    """The operand as a Tensor on the same memory."""
-    return operand if isinstance(operand, Tensor) else Tensor.from_numpy(operand)
+def allocate(op: str, inputs: Sequence[Any], dtype: DType, shape: Shape, device: Device) -> Result:
+    """A result of `op`, of the kind of the inputs (a Tensor if any of them is one)."""
+    adapters = [_ADAPTERS.get(type(operand)) or _adapter(op, "input", operand) for operand in inputs]
+    adapter = max(adapters, key=attrgetter("rank"))  # the first of equals
+    return Result(adapter.allocate(dtype, shape, device, op), adapter.finish)
+
+
+def as_tensor(op: str, name: str, operand: Any) -> Tensor:
+    """An operand of `op` as a Tensor on the same memory."""
+    if isinstance(operand, Tensor):
+        return operand
+    if isinstance(operand, np.ndarray):
+        return Tensor.from_numpy(operand)
+    adapter = _adapter(op, name, operand)
+    with _named(op, name):
+        device, layout, pointer = adapter.view(operand)
+    return borrowed(device, layout, pointer, (operand, pointer), adapter.writable(operand))
+
+
+def knows(operand: object) -> bool:
+    """May the operand be computed with?"""
+    try:
+        _adapter("", "", operand)
+    except InfiniopError:
+        return False
+    return True

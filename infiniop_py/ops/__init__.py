@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..interop import as_tensor, knows
 from ..tensor import operators
 from .add import Add, add, add_
 from .add_rms_norm import AddRMSNorm, add_rms_norm, add_rms_norm_
@@ -34,3 +35,5 @@ operators.mul_ = mul_
 operators.gemm = gemm
 operators.rearrange_ = rearrange_
 operators.copy_ = copy_
+operators.as_tensor = as_tensor
+operators.knows = knows

@@ -62,10 +62,10 @@ class Elementwise(GraphOperator):
         dtype, shape, _ = view_a[1]
         if view_b[1][1] != shape:
             shape = broadcast(cls.name, _INPUTS, (shape, view_b[1][1]))
-        out = allocate(cls.name, (a, b), dtype, shape, device)
+        out, finish = allocate(cls.name, (a, b), dtype, shape, device)
         view_out = views(cls.name, ("out",), (out,))[0]
         cls.launch((out, a, b), (view_out, view_a, view_b), names=_WITHOUT_OUT)
-        return out
+        return finish(out)
 
 
 def _into(cls: type[Elementwise]) -> Callable[..., Any]:

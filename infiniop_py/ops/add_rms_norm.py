@@ -10,7 +10,7 @@ from .._native_op import Problem, native_op
 from ..dtypes import DType
 from ..errors import DTypeError, OperandError, ShapeError
 from ..graph import GraphOperator
-from ..interop import allocate, common_device, need_writable, views
+from ..interop import Result, allocate, common_device, need_writable, views
 from ._scalars import as_float
 
 _WIDE_WEIGHTS = frozenset((DType.F16, DType.BF16, DType.F32))
@@ -109,9 +109,14 @@ def _apply(
     input_views = views(op, names[2:], inputs)
     device = common_device(op, names[2:], input_views)
     dtype, shape, _ = input_views[0][1]
-    outputs = tuple(allocate(op, inputs, dtype, shape, device) if one is None else one for one in given)
+    results = tuple(
+        allocate(op, inputs, dtype, shape, device) if one is None else Result(one, lambda it: it)
+        for one in given
+    )
+    outputs = tuple(result.operand for result in results)
     output_views = views(op, names, outputs)
     for name, one in zip(names, outputs):
         need_writable(op, name, one)
     AddRMSNorm.launch((*outputs, *inputs), (*output_views, *input_views), params, names=names)
-    return outputs[0], outputs[1]
+    y, residual = (result.finish(result.operand) for result in results)
+    return y, residual

@@ -164,9 +164,10 @@ def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, *, c: Any = None
         _need_shape("c", layout_c[1], shape)
     given = RESULT if out is None else "out"
     if out is None:
-        out = allocate("gemm", inputs, layout_a[0], shape, device)
+        out, finish = allocate("gemm", inputs, layout_a[0], shape, device)
         view_out = views("gemm", ("out",), (out,))[0]
     else:
+        finish = None
         view_out = views("gemm", ("out",), (out,))[0]
         need_writable("gemm", "out", out)
     call = Gemm.__new__(Gemm)
@@ -177,7 +178,7 @@ def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, *, c: Any = None
         submit_together(copy, call)
     else:
         call.submit()
-    return out
+    return out if finish is None else finish(out)
 
 
 def gemm_(c: Any, a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0) -> Any:

@@ -67,9 +67,9 @@ def rearrange(x: Any, *, out: Any = None) -> Any:
         return _into(out, x, ("out", "x"))
     (view,) = views("rearrange", ("x",), (x,))
     device, (dtype, shape, _), _ = view
-    out = allocate("rearrange", (x,), dtype, shape, device)
+    out, finish = allocate("rearrange", (x,), dtype, shape, device)
     Rearrange.launch((out, x), (*views("rearrange", ("out",), (out,)), view), names=(RESULT, "x"))
-    return out
+    return finish(out)
 
 
 def rearrange_(y: Any, x: Any) -> Any:

@@ -1,0 +1,32 @@
+"""``Adapter``: how operators see one kind of array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .._layout import Shape
+from ..device import Device
+from ..dtypes import DType
+from ..tensor import View
+
+
+def _as_it_is(result: Any) -> Any:
+    return result
+
+
+class Adapter(NamedTuple):
+    """How operators see one kind of array.
+
+    ``view`` gives device, layout and pointer; the pointer keeps alive what the operand itself does not.
+    Errors of it begin with a verb: the caller puts the operator and the operand's name before them.
+    ``writable`` is asked once about each output, before it is written. ``allocate(dtype, shape, device,
+    op)`` makes what a result is computed in, and ``finish`` what the user gets of it afterwards. A call
+    with several kinds of inputs answers in the kind of the highest ``rank``, the first one of several.
+    """
+
+    view: Callable[[Any], View]
+    writable: Callable[[Any], bool]
+    allocate: Callable[[DType, Shape, Device, str], Any]
+    rank: int
+    finish: Callable[[Any], Any] = _as_it_is

@@ -1,0 +1,83 @@
+"""torch tensors as operands, by their own accessors, which cost a tenth of DLPack."""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from typing import Any
+
+from .._layout import Layout, Shape, interned
+from .._native import VOID_POINTER, cast
+from ..device import CPU, Device, DeviceType
+from ..dtypes import DType, all_dtypes
+from ..errors import DeviceError, DTypeError, OperandError, ParamError
+from ..tensor import View
+from ._adapter import Adapter
+
+#: Where torch's name is not our NumPy dtype's.
+_NAMES = {"BF16": "bfloat16", "C32": "complex32"}
+
+
+@cache
+def adapter(torch: Any) -> Adapter:
+    """The adapter of an imported torch."""
+    dtypes: dict[Any, DType] = {}
+    for dtype in all_dtypes():
+        name = _NAMES.get(dtype.name) or (dtype._numpy.name if dtype._numpy is not None else "")
+        if name and hasattr(torch, name):
+            dtypes[getattr(torch, name)] = dtype
+    of_dtype = {dtype: own for own, dtype in dtypes.items()}
+    strided = torch.strided
+    is_grad_enabled = torch.is_grad_enabled
+    count_write = torch.autograd.graph.increment_version
+
+    @lru_cache(maxsize=1 << 14)
+    def layout(own: Any, shape: Shape, strides: tuple[int, ...]) -> Layout:
+        dtype = dtypes.get(own)
+        if dtype is None:
+            raise DTypeError(f"is a torch tensor of {own}, which is no element type of this library")
+        return interned(dtype, shape, tuple(stride * dtype.itemsize for stride in strides))
+
+    def device_of(tensor: Any) -> Device:
+        if tensor.device.type == "cuda":
+            return Device(DeviceType.NVIDIA, tensor.device.index)
+        raise DeviceError(f"is a torch tensor on {tensor.device}, which this library does not know")
+
+    def view(tensor: Any) -> View:
+        if tensor.layout is not strided:
+            raise OperandError(f"is a torch tensor of layout {tensor.layout}, needs torch.strided")
+        if tensor.requires_grad and is_grad_enabled():
+            raise ParamError(
+                "is a torch tensor that requires grad, which no operator here records; use x.detach() or "
+                "torch.no_grad()"
+            )
+        if tensor.is_conj() or tensor.is_neg():
+            raise ParamError(
+                "is a torch tensor whose conjugation or negation is still to be done; use x.resolve_conj() "
+                "or x.resolve_neg()"
+            )
+        device = CPU if tensor.is_cpu else device_of(tensor)
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError as error:  # inside of torch's transforms and compilers
+            raise OperandError(f"is a torch tensor without memory of its own: {error}") from None
+        return device, layout(tensor.dtype, tensor.shape, tensor.stride()), cast(VOID_POINTER, address)
+
+    def writable(tensor: Any) -> bool:
+        # So that autograd sees that what it saved has changed, as it does with torch's own operators.
+        if not tensor.is_inference():
+            count_write(tensor)
+        return True
+
+    def allocate(dtype: DType, shape: Shape, device: Device, what: str) -> Any:
+        where = "cpu" if device is CPU else f"cuda:{device.index}"
+        return torch.empty(shape, dtype=of_dtype[dtype], device=where)
+
+    return Adapter(view, writable, allocate, rank=1)
+
+
+def need_memory(torch: Any, op: str, name: str, kind: type) -> None:
+    """Refuse subclasses whose instances are no memory, such as distributed and fake tensors."""
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
+        raise OperandError(
+            f"{op}: {name} is a {kind.__name__}, whose memory is not its own; pass the plain tensor in it"
+        )
