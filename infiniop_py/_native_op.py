@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from . import _native
@@ -156,6 +157,12 @@ class Descriptor:
             assert scratch is not None  # and is kept while it is used
             arguments = (self.pointer, scratch._pointer, self.workspace_size)
         return self._run(*arguments, *pointers, *scalars, NULL)  # type: ignore[no-any-return]
+
+    def prepared(self, pointers: Sequence[Any], scalars: tuple[float, ...]) -> Callable[[], int] | None:
+        """The run on the CPU as one native call that returns its status; None if it takes more than that."""
+        if self.offsets or self.workspace_size:
+            return None
+        return partial(self._run, *self._head, *pointers, *scalars, NULL)
 
     def shifted(self, pointers: list[Any]) -> list[list[Any]]:
         """The operands' pointers for each native call."""

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
 from weakref import finalize
 
 from ._layout import Layout
@@ -32,7 +32,7 @@ from ._native_op import (
 from .cache import CAPACITY, OpCache
 from .device import CPU, Device, refuse_pickle, thread
 from .dispatcher import OpDispatcher, OpImpl
-from .errors import GraphError
+from .errors import DeviceError, DTypeError, GraphError, OperandError, ShapeError, StrideError
 from .interop import as_tensor, common_device, need_writable, views
 from .tensor import Tensor, View
 from .workspace import Workspace
@@ -54,8 +54,26 @@ class GraphOperator(ABC):
     """One planned call of an operator: operands, scalars, and the plan to run it any number of times.
 
     The subclasses are the operators. Their constructors plan a call, and everything that can be wrong with
-    it is refused there; :meth:`run` computes it on the current contents of the operands; :meth:`execute`
-    does both at once, or records the call if this thread is recording a graph.
+    it is refused there; calling it computes the outputs from what the operands hold then, which costs a
+    small part of what the function of the operator costs; :meth:`run` does so with other operands of the
+    same layouts.
+
+    >>> import numpy as np
+    >>> from infiniop_py import gemm
+    >>> a, b, c = np.eye(2), np.ones((2, 2)), np.empty((2, 2))
+    >>> plan = gemm.plan(c, a, b)  # outputs first
+    >>> plan(alpha=3.0)
+    array([[3., 3.],
+           [3., 3.]])
+    >>> a[0, 0] = 5.0
+    >>> plan.run(); c
+    array([[5., 5.],
+           [1., 1.]])
+    >>> plan.run(b=2 * b); c
+    array([[10., 10.],
+           [ 2.,  2.]])
+
+    A plan may be run by several threads at once if their outputs differ.
 
     The class that fills in `native` is an operator and gets a dispatcher and a cache; classes above it hold
     what several share, and classes below it are the same operator in other words.
@@ -65,6 +83,8 @@ class GraphOperator(ABC):
         "__weakref__",
         "_how",
         "_impl",
+        "_planned",
+        "_prepared",
         "device",
         "layouts",
         "names",
@@ -97,6 +117,9 @@ class GraphOperator(ABC):
     plan: Any
     _impl: OpImpl
     _how: str  # where the plan came from; known only while that is logged
+    # One native call that is the whole run; None: not looked for yet, False: there is none.
+    _prepared: Callable[[], int] | bool | None
+    _planned: GraphOperator  # whose plan this call shares, and so keeps
 
     def __init_subclass__(cls) -> None:
         if "native" not in cls.__dict__:
@@ -143,6 +166,7 @@ class GraphOperator(ABC):
         self.pointers = [view[2] for view in operand_views]
         self.params = params
         self.scalars = scalars
+        self._prepared = None
         self._impl = impl = self._dispatcher.implementation(device.type)
         self.plan = impl.plan(self) if _is_quiet() else self._plan_logged(impl)
         if impl.cleanup is not None:
@@ -197,14 +221,99 @@ class GraphOperator(ABC):
         if graph is not None:
             graph._append(self)
         else:
-            self.run()
+            self._run()
 
-    def run(self) -> None:
-        """Compute the outputs from the current contents of the inputs."""
+    def __call__(self) -> Any:
+        """Run the call, or record it if this thread records a graph; return the output, or all of them."""
+        if thread.recording is None:
+            self.run()
+        else:
+            self.submit()
+        return self.operands[0] if self.n_outputs == 1 else self.operands[: self.n_outputs]
+
+    def run(self, **operands: Any) -> None:
+        """Compute the outputs from the current contents of the inputs, at once, also while recording.
+
+        Operands that are given, by the names of :attr:`operand_names`, stand in for those of the plan in
+        this run. They need the same device and layout: else DTypeError, ShapeError, StrideError or
+        DeviceError.
+        """
+        if operands:
+            self._with_operands(operands)._run()
+            return
+        prepared = self._prepared
+        if prepared is None:
+            self._prepared = prepared = self._prepare()
+        # What is refused or logged takes the long way, which has the words.
+        if prepared is False or not _is_quiet() or prepared():  # type: ignore[operator]
+            self._run()
+
+    def _run(self) -> None:
         if _is_quiet():
             self._impl.run(self)
         else:
             self._run_logged()
+
+    def _prepare(self) -> Callable[[], int] | bool:
+        if self._impl is not NATIVE or self.device is not CPU:
+            return False
+        descriptor: Descriptor = self.plan
+        return descriptor.prepared(self.pointers, self.scalars) or False
+
+    def _with_scalars(self, scalars: tuple[float, ...]) -> GraphOperator:
+        """This call with other scalars of a run."""
+        other = type(self).__new__(type(self))
+        other._share(self)
+        other.scalars = scalars
+        return other
+
+    def _with_operands(self, given: dict[str, Any]) -> GraphOperator:
+        """This call with other operands of the same layouts."""
+        operands, pointers = list(self.operands), list(self.pointers)
+        for name, operand in given.items():
+            if name not in self.operand_names:
+                raise OperandError(
+                    f"{self.name}: there is no operand {name!r}, only {', '.join(self.operand_names)}"
+                )
+            i = self.operand_names.index(name)
+            ((device, layout, pointer),) = views(self.name, (name,), (operand,))
+            if device is not self.device:
+                raise DeviceError(f"{self.name}: {name} is on {device}, but the plan is for {self.device}")
+            for what, error, new, planned in zip(_LAYOUT, _LAYOUT_ERRORS, layout, self.layouts[i]):
+                if new != planned:
+                    raise error(f"{self.name}: {name} has {what} {new}, but the plan is for {planned}")
+            if i < self.n_outputs:
+                need_writable(self.name, name, operand)
+            operands[i], pointers[i] = operand, pointer
+        other = type(self).__new__(type(self))
+        if self._impl is NATIVE:
+            other._share(self)
+            other.operands, other.pointers, other.names = tuple(operands), pointers, self.operand_names
+        else:  # plans of others hold their operands
+            other._plan(
+                tuple(operands),
+                [(self.device, layout, at) for layout, at in zip(self.layouts, pointers)],
+                self.params,
+                self.scalars,
+            )
+        return other
+
+    def _share(self, planned: GraphOperator) -> None:
+        """Be another call under the same plan."""
+        self._planned = planned
+        self._prepared = None
+        for name in (
+            "_impl",
+            "device",
+            "layouts",
+            "names",
+            "operands",
+            "params",
+            "plan",
+            "pointers",
+            "scalars",
+        ):
+            setattr(self, name, getattr(planned, name))
 
     def problem(self) -> Problem:
         """The call in the form C takes."""
@@ -257,6 +366,33 @@ class GraphOperator(ABC):
         finally:
             microseconds = (perf_counter_ns() - start) / 1e3
             logger.debug("%s %s: %s, %.1f us", self.name, outcome, described, microseconds)
+
+
+_LAYOUT = ("dtype", "shape", "strides of bytes")
+_LAYOUT_ERRORS = (DTypeError, ShapeError, StrideError)
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+C_co = TypeVar("C_co", covariant=True, bound=GraphOperator)
+
+
+class Planned(Protocol[P, R_co, C_co]):
+    """A function of an operator; ``f.plan`` makes a planned call: see :class:`GraphOperator`."""
+
+    @property
+    def plan(self) -> type[C_co]: ...
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+
+def planned(op: type[C_co]) -> Callable[[Callable[P, R_co]], Planned[P, R_co, C_co]]:
+    """Decorator that gives an operator's function its ``plan``."""
+
+    def decorate(function: Callable[P, R_co]) -> Planned[P, R_co, C_co]:
+        function.plan = op  # type: ignore[attr-defined]
+        return cast("Planned[P, R_co, C_co]", function)
+
+    return decorate
 
 
 def _shortcut(op: type[GraphOperator]) -> Callable[[Any, Any, Any, Any, Any, Any], bool]:

@@ -9,7 +9,7 @@ from .._layout import RESULT, Layout, listed, need_one_dtype, need_rank
 from .._native_op import Problem, native_op
 from ..dtypes import DType
 from ..errors import DTypeError, OperandError, ShapeError
-from ..graph import GraphOperator
+from ..graph import GraphOperator, planned
 from ..interop import Result, allocate, common_device, need_writable, views
 from ._scalars import as_float
 
@@ -67,6 +67,7 @@ class AddRMSNorm(GraphOperator):
         return Problem(layouts)
 
 
+@planned(AddRMSNorm)
 def add_rms_norm(
     a: Any, b: Any, weight: Any, epsilon: float = 1e-5, *, out: Any = None, residual_out: Any = None
 ) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from .._layout import RESULT, Layout, Shape, broadcast_to, need_one_dtype
 from .._native_op import Problem, native_op
 from ..errors import ParamError, ShapeError
-from ..graph import GraphOperator, submit_together
+from ..graph import GraphOperator, planned, submit_together
 from ..interop import allocate, common_device, need_writable, views
 from ..tensor import Tensor
 from ._scalars import as_float
@@ -32,6 +32,20 @@ class Gemm(GraphOperator):
         scalars = (as_float(self.name, "alpha", alpha), as_float(self.name, "beta", beta))
         self._take((c, a, b), scalars=scalars)
 
+    def __call__(self, alpha: float | None = None, beta: float | None = None) -> Any:
+        """Run the call, or record it if this thread records a graph, with these scalars in place of the
+        planned ones; return `c`.
+        """
+        if alpha is None and beta is None:
+            return super().__call__()
+        planned_alpha, planned_beta = self.scalars
+        scalars = (
+            planned_alpha if alpha is None else as_float(self.name, "alpha", alpha),
+            planned_beta if beta is None else as_float(self.name, "beta", beta),
+        )
+        self._with_scalars(scalars).submit()
+        return self.operands[0]
+
     @classmethod
     def check(cls, layouts: tuple[Layout, ...], names: Sequence[str]) -> Problem:
         c, a, b = layouts
@@ -41,6 +55,7 @@ class Gemm(GraphOperator):
 
 
 _again = Gemm.again
+_PLAIN = (1.0, 0.0)  # the scalars that it runs with
 
 
 class Addend(Rearrange):
@@ -124,6 +139,7 @@ def _as_batches(layouts: tuple[Layout, ...]) -> Problem:
     return Problem(reduced, offsets)
 
 
+@planned(Gemm)
 def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, *, c: Any = None, out: Any = None) -> Any:
     """Return ``alpha * a @ b + beta * c``.
 
@@ -193,15 +209,14 @@ def gemm_(c: Any, a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0) -> Any:
     array([[1.5, 0.5],
            [0.5, 1.5]])
     """
+    scalars = (as_float("gemm", "alpha", alpha), as_float("gemm", "beta", beta))
     if (
-        alpha == 1
-        and beta == 0
+        scalars == _PLAIN
         and type(c) is type(a) is type(b) is Tensor
         and _again(c._layout, a._layout, b._layout, c._pointer, a._pointer, b._pointer)
     ):
         return c
     operands = (c, a, b)
-    scalars = (as_float("gemm", "alpha", alpha), as_float("gemm", "beta", beta))
     operand_views = views("gemm", Gemm.operand_names, operands)
     need_writable("gemm", "c", c)
     Gemm.launch(operands, operand_views, scalars=scalars)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._native_op import native_op
+from ..graph import planned
 from ..tensor import Tensor
 from ._elementwise import Elementwise
 
@@ -21,6 +22,7 @@ class Mul(Elementwise):
 _again, _into = Mul.again, Mul.into
 
 
+@planned(Mul)
 def mul(a: Any, b: Any, *, out: Any = None) -> Any:
     """Return ``a * b``, element by element.
 

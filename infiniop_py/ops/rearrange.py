@@ -8,7 +8,7 @@ from typing import Any
 from .._layout import RESULT, Layout, need_one_dtype, need_rank
 from .._native_op import REARRANGE, Problem
 from ..errors import ShapeError
-from ..graph import GraphOperator
+from ..graph import GraphOperator, planned
 from ..interop import allocate, need_writable, views
 from ..tensor import Tensor
 
@@ -47,6 +47,7 @@ class Copy(Rearrange):
     operand_names = ("destination", "source")
 
 
+@planned(Rearrange)
 def rearrange(x: Any, *, out: Any = None) -> Any:
     """Return the elements of `x` in row-major order, or copied to `out`, whatever its strides.
 
