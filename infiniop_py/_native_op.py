@@ -158,12 +158,6 @@ class Descriptor:
             arguments = (self.pointer, scratch._pointer, self.workspace_size)
         return self._run(*arguments, *pointers, *scalars, NULL)  # type: ignore[no-any-return]
 
-    def prepared(self, pointers: Sequence[Any], scalars: tuple[float, ...]) -> Callable[[], int] | None:
-        """The run on the CPU as one native call that returns its status; None if it takes more than that."""
-        if self.offsets or self.workspace_size:
-            return None
-        return partial(self._run, *self._head, *pointers, *scalars, NULL)
-
     def shifted(self, pointers: list[Any]) -> list[list[Any]]:
         """The operands' pointers for each native call."""
         if self.offsets is None:
@@ -335,6 +329,10 @@ class NativeGraph:
                 if status:
                     raise _run_refusal(status, call)
         self.length += 1
+
+    def bound(self) -> Callable[[], int]:
+        """The run on the CPU as a function without arguments, which returns the status; keep the graph."""
+        return partial(lib.infiniopGraphRun, self.pointer, NULL)
 
     def run(self) -> None:
         """Run all calls in order."""

@@ -81,6 +81,7 @@ class GraphOperator(ABC):
 
     __slots__ = (
         "__weakref__",
+        "_executor",
         "_how",
         "_impl",
         "_planned",
@@ -117,8 +118,9 @@ class GraphOperator(ABC):
     plan: Any
     _impl: OpImpl
     _how: str  # where the plan came from; known only while that is logged
-    # One native call that is the whole run; None: not looked for yet, False: there is none.
+    # The whole run as one native call, and its graph; None: not looked for yet, False: there is none.
     _prepared: Callable[[], int] | bool | None
+    _executor: NativeGraph
     _planned: GraphOperator  # whose plan this call shares, and so keeps
 
     def __init_subclass__(cls) -> None:
@@ -225,11 +227,14 @@ class GraphOperator(ABC):
 
     def __call__(self) -> Any:
         """Run the call, or record it if this thread records a graph; return the output, or all of them."""
+        self._submit_again()
+        return self.operands[0] if self.n_outputs == 1 else self.operands[: self.n_outputs]
+
+    def _submit_again(self) -> None:
         if thread.recording is None:
-            self.run()
+            self._run_again()
         else:
             self.submit()
-        return self.operands[0] if self.n_outputs == 1 else self.operands[: self.n_outputs]
 
     def run(self, **operands: Any) -> None:
         """Compute the outputs from the current contents of the inputs, at once, also while recording.
@@ -240,12 +245,15 @@ class GraphOperator(ABC):
         """
         if operands:
             self._with_operands(operands)._run()
-            return
+        else:
+            self._run_again()
+
+    def _run_again(self) -> None:
         prepared = self._prepared
         if prepared is None:
             self._prepared = prepared = self._prepare()
         # What is refused or logged takes the long way, which has the words.
-        if prepared is False or not _is_quiet() or prepared():  # type: ignore[operator]
+        if prepared is False or logger.isEnabledFor(logging.DEBUG) or prepared():  # type: ignore[operator]
             self._run()
 
     def _run(self) -> None:
@@ -258,14 +266,27 @@ class GraphOperator(ABC):
         if self._impl is not NATIVE or self.device is not CPU:
             return False
         descriptor: Descriptor = self.plan
-        return descriptor.prepared(self.pointers, self.scalars) or False
+        if descriptor.workspace_size:  # each thread has its own
+            return False
+        self._executor = NativeGraph(CPU)
+        self._executor.append(self, Workspace(CPU))
+        return self._executor.bound()
 
-    def _with_scalars(self, scalars: tuple[float, ...]) -> GraphOperator:
-        """This call with other scalars of a run."""
+    def _submit_with(self, scalars: tuple[float, ...]) -> None:
+        """Submit this call with other scalars of a run."""
+        if (
+            thread.recording is None
+            and self._impl is NATIVE
+            and self.device is CPU
+            and _is_quiet()
+            and not self.plan.offsets
+            and self.plan.run_on_cpu(self.pointers, scalars) == 0
+        ):
+            return
         other = type(self).__new__(type(self))
         other._share(self)
         other.scalars = scalars
-        return other
+        other.submit()
 
     def _with_operands(self, given: dict[str, Any]) -> GraphOperator:
         """This call with other operands of the same layouts."""

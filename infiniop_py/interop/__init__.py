@@ -129,8 +129,13 @@ class Result(NamedTuple):
 
 def allocate(op: str, inputs: Sequence[Any], dtype: DType, shape: Shape, device: Device) -> Result:
     """A result of `op`, of the kind of the inputs (a Tensor if any of them is one)."""
-    adapters = [_ADAPTERS.get(type(operand)) or _adapter(op, "input", operand) for operand in inputs]
-    adapter = max(adapters, key=attrgetter("rank"))  # the first of equals
+    first = inputs[0]
+    adapter = _ADAPTERS.get(type(first)) or _adapter(op, "input", first)
+    for operand in inputs[1:]:
+        if type(operand) is not type(first):
+            other = _ADAPTERS.get(type(operand)) or _adapter(op, "input", operand)
+            if other.rank > adapter.rank:
+                adapter = other
     return Result(adapter.allocate(dtype, shape, device, op), adapter.finish)
 
 

@@ -37,13 +37,14 @@ class Gemm(GraphOperator):
         planned ones; return `c`.
         """
         if alpha is None and beta is None:
-            return super().__call__()
+            self._submit_again()
+            return self.operands[0]
         planned_alpha, planned_beta = self.scalars
         scalars = (
             planned_alpha if alpha is None else as_float(self.name, "alpha", alpha),
             planned_beta if beta is None else as_float(self.name, "beta", beta),
         )
-        self._with_scalars(scalars).submit()
+        self._submit_with(scalars)
         return self.operands[0]
 
     @classmethod

@@ -1,0 +1,151 @@
+"""``python -m infiniop_py bench overhead``: what a call costs around a kernel that has next to nothing to do.
+
+Eight F32 elements, or matrices of 4 x 4, one thread. All rows take turns in rounds of a few milliseconds
+each; the table has medians, their spread (interquartile range / median), and the ratio to one peer's call. A
+Python loop's own cost is in all rows alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from statistics import median, quantiles
+from timeit import Timer
+from typing import Any
+
+import numpy as np
+
+from .. import add, add_, gemm, gemm_, mul_, num_threads
+from ..graph import Graph
+from ..ops import Add
+from ..tensor import Tensor
+from .machine import facts
+from .report import Progress
+
+_PEER = "torch.add(out=)"
+_ROUNDS = 31
+_SECONDS = 3e-3  # of one row in one round
+_LAYOUTS = 64  # of new calls
+
+
+@dataclass
+class Row:
+    """A rung of the ladder: a statement that counts as `calls` calls; `before` runs before each, untimed."""
+
+    name: str
+    statement: str
+    calls: int = 1
+    before: Callable[[], object] | None = None
+
+    def timer(self, names: dict[str, Any]) -> Callable[[int], float]:
+        """The time of one call, from a number of repetitions. The statement is compiled, as a user's is."""
+        timer = Timer(self.statement, globals=names).timeit
+
+        def seconds(count: int) -> float:
+            if self.before is None:
+                return timer(count) / count / self.calls
+            total = 0.0
+            for _ in range(count):
+                self.before()
+                total += timer(1)
+            return total / count / self.calls
+
+        return seconds
+
+
+def _ladder() -> tuple[list[Row], dict[str, Any]]:
+    """The rows, and the names in their statements."""
+    x, y, z = (np.ones(8, "f4") for _ in range(3))
+    a, b, c = (np.ones((4, 4), "f4") for _ in range(3))
+    tensors = [Tensor.from_numpy(array) for array in (x, y, z, a, b, c)]
+    with Graph() as graph:
+        for _ in range(100):
+            add_(tensors[2], tensors[0], tensors[1])
+    names: dict[str, Any] = {
+        "np": np, "x": x, "y": y, "z": z, "a": a, "b": b, "c": c,
+        **dict(zip(("X", "Y", "Z", "A", "B", "C"), tensors)),
+        "add": add, "add_": add_, "mul_": mul_, "gemm_": gemm_,
+        "add_plan": add.plan(tensors[2], tensors[0], tensors[1]),
+        "gemm_plan": gemm.plan(tensors[5], tensors[3], tensors[4]),
+        "replay": graph.run,
+        "many": [Tensor.empty(8 + i) for i in range(_LAYOUTS)],
+    }  # fmt: skip
+    rows = [Row("np.add(out=)", "np.add(x, y, out=z)"), Row("np.matmul(out=)", "np.matmul(a, b, out=c)")]
+    if find_spec("torch") is not None:
+        torch: Any = import_module("torch")
+        torch.set_num_threads(1)
+        names["torch"] = torch
+        names |= {f"t{name}": torch.from_numpy(names[name]) for name in "xyzabc"}
+        rows += [
+            Row(_PEER, "torch.add(tx, ty, out=tz)"),
+            Row("torch.mm(out=)", "torch.mm(ta, tb, out=tc)"),
+            Row("add_, torch tensors", "add_(tz, tx, ty)"),
+        ]
+    return [
+        *rows,
+        Row("add_, Tensors", "add_(Z, X, Y)"),
+        Row("add_, NumPy arrays", "add_(z, x, y)"),
+        Row("add, Tensors, a new result", "add(X, Y)"),
+        Row("gemm_, Tensors", "gemm_(C, A, B)"),
+        Row("gemm_, NumPy arrays", "gemm_(c, a, b)"),
+        Row("add.plan(...)()", "add_plan()"),
+        Row("gemm.plan(...)()", "gemm_plan()"),
+        Row("gemm.plan(...)(alpha, beta)", "gemm_plan(2.0, 0.5)"),
+        Row("graph of 100 add_, each", "replay()", 100),
+        Row(f"mul_, Tensors of {_LAYOUTS} layouts in turn", "for t in many: mul_(t, t, t)", _LAYOUTS),
+        Row(
+            "add_, Tensors, new layouts (cache misses)",
+            "for t in many: add_(t, t, t)",
+            _LAYOUTS,
+            Add.cache().clear,
+        ),
+    ], names
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the ladder; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m infiniop_py bench overhead",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=_ROUNDS, help=f"how often each row has its turn (default {_ROUNDS})"
+    )
+    rounds = max(parser.parse_args(argv).rounds, 3)
+    with num_threads(1):
+        rows, names = _ladder()
+        timers = [row.timer(names) for row in rows]
+        counts = []
+        for row, seconds in zip(rows, timers):
+            seconds(3)
+            counts.append(max(int(_SECONDS / (seconds(10) * row.calls)), 1))
+        samples: list[list[float]] = [[] for _ in rows]
+        progress = Progress(rounds)
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            for i in range(rounds):
+                progress.begin(f"round {i + 1}")
+                for seconds, count, seen in zip(timers, counts, samples):
+                    seen.append(seconds(count))
+                if sys.stderr.isatty():
+                    progress.end("")
+        finally:
+            if collecting:
+                gc.enable()
+        progress.close()
+    medians = [median(seen) for seen in samples]
+    peer = next((i for i, row in enumerate(rows) if row.name == _PEER), 0)
+    for name, value in facts().items():
+        print(f"{name}: {value}")
+    print(f"\n{'call':45} {'ns':>7} {'spread':>7}  / {rows[peer].name}")
+    for row, seen, middle in zip(rows, samples, medians):
+        low, _, high = quantiles(seen, n=4)
+        print(f"{row.name:45} {middle * 1e9:7.0f} {(high - low) / middle:7.1%}  {middle / medians[peer]:.2f}")
+    return 0
