@@ -280,6 +280,11 @@ def run(call: Call) -> None:
     device, size = descriptor.device, descriptor.workspace_size
     if descriptor.offsets is not None:
         refuse_overlap(call)
+    elif device is CPU:
+        status = descriptor.run_on_cpu(call.pointers, call.scalars)
+        if status:
+            raise _run_refusal(status, call)
+        return
     if device is CPU:
         descriptor.run(call, NULL, cpu_workspace().reserve(size) if size else None)
         return

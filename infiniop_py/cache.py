@@ -84,9 +84,10 @@ class LRUCache(Generic[T]):
         """Insert or replace a value, as the most recently used. With capacity 0 nothing is kept."""
         entries = self.entries
         entries.pop(key, None)
-        self._shrink(max(self._capacity - 1, 0))
-        if self._capacity == 0:
-            return
+        if len(entries) >= self._capacity:
+            self._shrink(max(self._capacity - 1, 0))
+            if self._capacity == 0:
+                return
         entries[key] = self.newest = (value,)
 
     def set_capacity(self, n: int) -> None:

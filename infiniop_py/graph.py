@@ -191,10 +191,7 @@ class GraphOperator(ABC):
         # asked of pointers the library asks at each run; a refusal is worded by the call that follows.
         if thread.recording is not None or not _is_quiet() or cls._dispatcher.table[0] is not NATIVE:
             return False
-        cache = cls._local.cpu
-        if cls not in thread.ready:
-            thread.ready[cls] = cache
-        descriptor: Descriptor | None = cache.find((*[view[1] for view in operand_views], *params))
+        descriptor: Descriptor | None = cls._local.cpu.find((*[view[1] for view in operand_views], *params))
         return (
             descriptor is not None
             and descriptor.offsets is None
@@ -213,6 +210,18 @@ class GraphOperator(ABC):
         """Plan, then run or record, with views already taken."""
         if all(view[0] is CPU for view in operand_views) and cls._again(operand_views, params, scalars):
             return
+        cls.launch_new(operands, operand_views, params, scalars, names)
+
+    @classmethod
+    def launch_new(
+        cls,
+        operands: tuple[Any, ...],
+        operand_views: Sequence[View],
+        params: tuple[float, ...] = (),
+        scalars: tuple[float, ...] = (),
+        names: Sequence[str] | None = None,
+    ) -> None:
+        """:meth:`launch` for a caller who knows that no call like this one ran before."""
         self = cls.__new__(cls)
         self._plan(operands, operand_views, params, scalars, names)
         self.submit()
@@ -434,6 +443,8 @@ def _shortcut(op: type[GraphOperator]) -> Callable[[Any, Any, Any, Any, Any, Any
             cache = thread.ready[op]
             entry = cache.entries[c, a, b]
         except KeyError:
+            if thread.recording is None:
+                thread.ready.setdefault(op, op._local.cpu)
             return False
         if table[0] is not NATIVE or is_logged(debug):
             return False

@@ -67,7 +67,7 @@ class Elementwise(GraphOperator):
         if device is not CPU or not cls.again(
             view_out[1], view_a[1], view_b[1], view_out[2], view_a[2], view_b[2]
         ):
-            cls.launch((out, a, b), (view_out, view_a, view_b), names=_WITHOUT_OUT)
+            cls.launch_new((out, a, b), (view_out, view_a, view_b), names=_WITHOUT_OUT)
         return finish(out)
 
 
@@ -81,7 +81,7 @@ def _into(cls: type[Elementwise]) -> Callable[..., Any]:
         (on_c, layout_c, at_c), (on_a, layout_a, at_a), (on_b, layout_b, at_b) = operand_views
         if on_c is on_a is on_b is CPU and again(layout_c, layout_a, layout_b, at_c, at_a, at_b):
             return c
-        cls.launch((c, a, b), operand_views, names=names)
+        cls.launch_new((c, a, b), operand_views, names=names)
         return c
 
     return into

@@ -8,9 +8,10 @@ from typing import Any
 
 from .._layout import RESULT, Layout, Shape, broadcast_to, need_one_dtype
 from .._native_op import Problem, native_op
+from ..device import CPU
 from ..errors import ParamError, ShapeError
 from ..graph import GraphOperator, planned, submit_together
-from ..interop import allocate, common_device, need_writable, views
+from ..interop import allocate, common_device, need_writable, views, views3
 from ..tensor import Tensor
 from ._scalars import as_float
 from .rearrange import Rearrange
@@ -217,8 +218,11 @@ def gemm_(c: Any, a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0) -> Any:
         and _again(c._layout, a._layout, b._layout, c._pointer, a._pointer, b._pointer)
     ):
         return c
-    operands = (c, a, b)
-    operand_views = views("gemm", Gemm.operand_names, operands)
+    operand_views = views3("gemm", Gemm.operand_names, c, a, b)
     need_writable("gemm", "c", c)
-    Gemm.launch(operands, operand_views, scalars=scalars)
+    if scalars == _PLAIN:
+        (on_c, layout_c, at_c), (on_a, layout_a, at_a), (on_b, layout_b, at_b) = operand_views
+        if on_c is on_a is on_b is CPU and _again(layout_c, layout_a, layout_b, at_c, at_a, at_b):
+            return c
+    Gemm.launch((c, a, b), operand_views, scalars=scalars)
     return c
