@@ -79,6 +79,7 @@ using Wide = __m128i;
 
 /** n < kLine bytes. */
 INFINI_INLINE void copy_part(char *dst, const char *src, int64_t n) {
+    if (n == 0) return; // a store of nothing would still end the collecting of streamed lines
 #if defined(__AVX512BW__)
     const __mmask64 first = (uint64_t{1} << n) - 1;
     _mm512_mask_storeu_epi8(dst, first, _mm512_maskz_loadu_epi8(first, src));
