@@ -73,7 +73,8 @@ class GraphOperator(ABC):
     array([[10., 10.],
            [ 2.,  2.]])
 
-    A plan may be run by several threads at once if their outputs differ.
+    A plan may be run by several threads at once if their outputs differ. It keeps its operands, and holds
+    their addresses like a :class:`Graph`.
 
     The class that fills in `native` is an operator and gets a dispatcher and a cache; classes above it hold
     what several share, and classes below it are the same operator in other words.
@@ -81,7 +82,6 @@ class GraphOperator(ABC):
 
     __slots__ = (
         "__weakref__",
-        "_executor",
         "_how",
         "_impl",
         "_planned",
@@ -118,9 +118,7 @@ class GraphOperator(ABC):
     plan: Any
     _impl: OpImpl
     _how: str  # where the plan came from; known only while that is logged
-    # The whole run as one native call, and its graph; None: not looked for yet, False: there is none.
-    _prepared: Callable[[], int] | bool | None
-    _executor: NativeGraph
+    _prepared: Callable[[], int] | None  # the whole run as one native call, which returns its status
     _planned: GraphOperator  # whose plan this call shares, and so keeps
 
     def __init_subclass__(cls) -> None:
@@ -177,11 +175,16 @@ class GraphOperator(ABC):
     def _take(
         self, operands: tuple[Any, ...], params: tuple[float, ...] = (), scalars: tuple[float, ...] = ()
     ) -> None:
-        """Fill in this call from operands as a caller gave them."""
+        """Fill in this call from operands as a caller gave them, for any number of runs."""
         operand_views = views(self.name, self.operand_names, operands)
         for i in range(self.n_outputs):
             need_writable(self.name, self.operand_names[i], operands[i])
         self._plan(operands, operand_views, params, scalars)
+        if self._impl is NATIVE:
+            executor = refuse(self, None)
+            # Each thread has a workspace and a stream of its own.
+            if self.device is CPU and not self.plan.workspace_size:
+                self._prepared = executor.bound()
 
     @classmethod
     def _again(
@@ -258,11 +261,8 @@ class GraphOperator(ABC):
             self._run_again()
 
     def _run_again(self) -> None:
-        prepared = self._prepared
-        if prepared is None:
-            self._prepared = prepared = self._prepare()
         # What is refused or logged takes the long way, which has the words.
-        if prepared is False or logger.isEnabledFor(logging.DEBUG) or prepared():  # type: ignore[operator]
+        if self._prepared is None or logger.isEnabledFor(logging.DEBUG) or self._prepared():
             self._run()
 
     def _run(self) -> None:
@@ -270,16 +270,6 @@ class GraphOperator(ABC):
             self._impl.run(self)
         else:
             self._run_logged()
-
-    def _prepare(self) -> Callable[[], int] | bool:
-        if self._impl is not NATIVE or self.device is not CPU:
-            return False
-        descriptor: Descriptor = self.plan
-        if descriptor.workspace_size:  # each thread has its own
-            return False
-        self._executor = NativeGraph(CPU)
-        self._executor.append(self, Workspace(CPU))
-        return self._executor.bound()
 
     def _submit_with(self, scalars: tuple[float, ...]) -> None:
         """Submit this call with other scalars of a run."""
@@ -398,7 +388,7 @@ class GraphOperator(ABC):
             logger.debug("%s %s: %s, %.1f us", self.name, outcome, described, microseconds)
 
 
-_LAYOUT = ("dtype", "shape", "strides of bytes")
+_LAYOUT = ("dtype", "shape", "byte strides")
 _LAYOUT_ERRORS = (DTypeError, ShapeError, StrideError)
 
 P = ParamSpec("P")

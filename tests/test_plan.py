@@ -99,7 +99,7 @@ def read_only(array: Any) -> Any:
             ip.ShapeError,
             r"gemm: a has shape \(2, 4\), but the plan is for \(3, 4\)",
         ),
-        (lambda c, a, b: {"b": np.asfortranarray(b)}, ip.StrideError, "gemm: b has strides of bytes"),
+        (lambda c, a, b: {"b": np.asfortranarray(b)}, ip.StrideError, "gemm: b has byte strides"),
         (lambda c, a, b: {"x": a}, ip.OperandError, "gemm: there is no operand 'x', only c, a, b"),
         (lambda c, a, b: {"c": read_only(c.copy())}, ip.ParamError, "gemm: c with shape .* is read-only"),
         (lambda c, a, b: {"a": None}, ip.OperandError, "gemm: a is a NoneType"),
@@ -125,6 +125,28 @@ def test_a_run_that_overlaps_is_refused() -> None:
     plan = ip.gemm.plan(c, same_steps[:2, :2], b)
     with pytest.raises(ip.ParamError, match=r"gemm: c .*overlaps a"):
         plan.run(a=base[1:3, :2])
+
+
+def unaligned(n: int) -> Any:
+    return np.zeros(4 * n + 1, "u1")[1:].view("f4")
+
+
+@pytest.mark.parametrize(
+    "plan, says",
+    [
+        (lambda x: ip.gemm.plan(x, x, np.eye(4, dtype="f4")), r"gemm: c .*overlaps a"),
+        (lambda x: ip.add.plan(x[1:], x[:3], x[:3]), r"add: c .*overlaps a"),
+        (lambda x: ip.rearrange.plan(x, x.T), r"rearrange: y .*overlaps x"),
+        (lambda x: ip.mul.plan(x[0], x[1], unaligned(4)), r"mul: b .*is not aligned"),
+        (
+            lambda x: ip.gemm.plan(*[np.zeros((2, 3, 2, 2), "f4")] * 2, x.reshape(2, 1, 2, 4)[..., :2]),
+            r"gemm: c .*overlaps a",
+        ),
+    ],
+)
+def test_what_is_wrong_is_refused_when_it_is_planned(plan: Any, says: str) -> None:
+    with pytest.raises(ip.ParamError, match=says):
+        plan(np.ones((4, 4), "f4"))
 
 
 def test_a_plan_while_recording() -> None:
