@@ -84,7 +84,6 @@ class GraphOperator(ABC):
         "__weakref__",
         "_how",
         "_impl",
-        "_planned",
         "_prepared",
         "device",
         "layouts",
@@ -119,7 +118,6 @@ class GraphOperator(ABC):
     _impl: OpImpl
     _how: str  # where the plan came from; known only while that is logged
     _prepared: Callable[[], int] | None  # the whole run as one native call, which returns its status
-    _planned: GraphOperator  # whose plan this call shares, and so keeps
 
     def __init_subclass__(cls) -> None:
         if "native" not in cls.__dict__:
@@ -167,7 +165,10 @@ class GraphOperator(ABC):
         self.params = params
         self.scalars = scalars
         self._prepared = None
-        self._impl = impl = self._dispatcher.implementation(device.type)
+        self._plan_by(self._dispatcher.implementation(device.type))
+
+    def _plan_by(self, impl: OpImpl) -> None:
+        self._impl = impl
         self.plan = impl.plan(self) if _is_quiet() else self._plan_logged(impl)
         if impl.cleanup is not None:
             finalize(self, impl.cleanup, self.plan).atexit = False
@@ -282,10 +283,7 @@ class GraphOperator(ABC):
             and self.plan.run_on_cpu(self.pointers, scalars) == 0
         ):
             return
-        other = type(self).__new__(type(self))
-        other._share(self)
-        other.scalars = scalars
-        other.submit()
+        self._varied(self.operands, self.pointers, scalars).submit()
 
     def _with_operands(self, given: dict[str, Any]) -> GraphOperator:
         """This call with other operands of the same layouts."""
@@ -305,35 +303,22 @@ class GraphOperator(ABC):
             if i < self.n_outputs:
                 need_writable(self.name, name, operand)
             operands[i], pointers[i] = operand, pointer
-        other = type(self).__new__(type(self))
-        if self._impl is NATIVE:
-            other._share(self)
-            other.operands, other.pointers, other.names = tuple(operands), pointers, self.operand_names
-        else:  # plans of others hold their operands
-            other._plan(
-                tuple(operands),
-                [(self.device, layout, at) for layout, at in zip(self.layouts, pointers)],
-                self.params,
-                self.scalars,
-            )
-        return other
+        return self._varied(tuple(operands), pointers, self.scalars)
 
-    def _share(self, planned: GraphOperator) -> None:
-        """Be another call under the same plan."""
-        self._planned = planned
-        self._prepared = None
-        for name in (
-            "_impl",
-            "device",
-            "layouts",
-            "names",
-            "operands",
-            "params",
-            "plan",
-            "pointers",
-            "scalars",
-        ):
-            setattr(self, name, getattr(planned, name))
+    def _varied(
+        self, operands: tuple[Any, ...], pointers: list[Any], scalars: tuple[float, ...]
+    ) -> GraphOperator:
+        """This call with other operands of the same layouts, or with other scalars of a run."""
+        other = type(self).__new__(type(self))
+        other.names, other.device, other.layouts = self.names, self.device, self.layouts
+        other.operands, other.pointers = operands, pointers
+        other.params, other.scalars = self.params, scalars
+        other._prepared = None
+        if self._impl is NATIVE:
+            other._impl, other.plan = NATIVE, self.plan
+        else:  # plans of others may hold their operands and scalars
+            other._plan_by(self._impl)
+        return other
 
     def problem(self) -> Problem:
         """The call in the form C takes."""

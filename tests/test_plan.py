@@ -198,6 +198,31 @@ def test_a_plan_of_one_s_own_implementation(own_add: list[Any]) -> None:
     assert len(own_add) == 2
 
 
+def test_a_plan_of_an_implementation_that_holds_scalars_keeps_it() -> None:
+    """Other scalars and operands are planned by the implementation of the plan, whatever was registered
+    since."""
+    dispatcher = ip.Gemm.dispatcher()
+    before = dispatcher.lookup("cpu")
+
+    def fixed(call: Any) -> Any:
+        ((c, a, b),), (alpha, beta) = call.tensors(), call.scalars
+        return lambda: c.numpy().__setitem__(..., alpha * (a.numpy() @ b.numpy()) + beta * c.numpy() + 100)
+
+    dispatcher.register_device("cpu", ip.OpImpl(fixed, lambda call: call.plan()))
+    try:
+        c, a, b = matrices()
+        plan = ip.gemm.plan(c, a, b)
+        plan(2.0)
+        np.testing.assert_array_equal(c, 2 * (a @ b) + 100)
+    finally:
+        dispatcher.register_device("cpu", before)
+    other = np.zeros_like(c)
+    plan.run(c=other)
+    np.testing.assert_array_equal(other, a @ b + 100)
+    plan(3.0)
+    np.testing.assert_array_equal(c, 3 * (a @ b) + 100)
+
+
 @pytest.fixture
 def own_add() -> Iterator[list[Any]]:
     """An implementation of add on the CPU that adds 100 more."""
