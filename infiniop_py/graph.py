@@ -414,12 +414,13 @@ def _shortcut(op: type[GraphOperator]) -> Callable[[Any, Any, Any, Any, Any, Any
     debug = logging.DEBUG
 
     def again(c: Any, a: Any, b: Any, at_c: Any, at_a: Any, at_b: Any) -> bool:
+        ready = thread.ready
         try:
-            cache = thread.ready[op]
+            cache = ready[op]
             entry = cache.entries[c, a, b]
         except KeyError:
             if thread.recording is None:
-                thread.ready.setdefault(op, op._local.cpu)
+                ready[op] = op._local.cpu  # a recording that a signal starts just now has another `ready`
             return False
         if table[0] is not NATIVE or is_logged(debug):
             return False
@@ -484,15 +485,13 @@ class Graph:
         if self._state != "new":
             raise GraphError(f"this graph is {self._state} already: record another one")
         self._state = "recording"
-        thread.recording = self
-        self._ready, thread.ready = thread.ready, {}
+        thread.ready = {}  # nothing is added while recording
+        thread.recording = self  # the last, so that an interrupt before it leaves no recording behind
 
     def _end(self, *, drop: bool) -> None:
         thread.recording = None
-        thread.ready = self._ready
-        self._state = "recorded"
+        self._state = "dropped" if drop else "recorded"
         if drop:
-            self._state = "dropped"
             self._steps.clear()
             self._calls.clear()
             self._workspaces.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import infiniop_py as ip
+from infiniop_py._native_op import Descriptor
 
 
 def tensor(*values: float) -> ip.Tensor:
@@ -320,6 +322,29 @@ def test_recording_is_seen(ran: Any) -> None:
     assert c.tolist() == [11.0, 22.0, 33.0]
     ip.add_(c, a, a)
     assert c.tolist() == [2.0, 4.0, 6.0]
+
+
+def test_a_graph_holds_no_cache_of_the_thread_that_recorded_it() -> None:
+    graphs: list[ip.Graph] = []
+
+    def record() -> None:
+        for n in range(1, 21):
+            x = ip.zeros(n)
+            ip.add_(x, x, x)
+        with ip.Graph() as graph:
+            ip.add_(x, x, x)
+        graphs.append(graph)
+
+    def descriptors() -> int:
+        gc.collect()
+        return sum(type(one) is Descriptor for one in gc.get_objects())
+
+    before = descriptors()
+    thread = threading.Thread(target=record)
+    thread.start()
+    thread.join()
+    assert descriptors() - before == 1  # the recorded call's
+    graphs[0].run()
 
 
 def test_recording_that_fails_is_over(ran: Any) -> None:
