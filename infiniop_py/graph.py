@@ -195,12 +195,17 @@ class GraphOperator(ABC):
         # asked of pointers the library asks at each run; a refusal is worded by the call that follows.
         if thread.recording is not None or not _is_quiet() or cls._dispatcher.table[0] is not NATIVE:
             return False
-        descriptor: Descriptor | None = cls._local.cpu.find((*[view[1] for view in operand_views], *params))
-        return (
-            descriptor is not None
-            and descriptor.offsets is None
-            and descriptor.run_on_cpu([view[2] for view in operand_views], scalars) == 0
-        )
+        cache, key = cls._local.cpu, (*[view[1] for view in operand_views], *params)
+        entry = cache.entries.get(key)
+        if entry is None:
+            return False
+        descriptor: Descriptor = entry[0]
+        if descriptor.offsets is not None:
+            return False
+        if descriptor.run_on_cpu([view[2] for view in operand_views], scalars):
+            return False
+        cache.use(key, entry)
+        return True
 
     @classmethod
     def launch(
@@ -422,14 +427,16 @@ def _shortcut(op: type[GraphOperator]) -> Callable[[Any, Any, Any, Any, Any, Any
             if thread.recording is None:
                 ready[op] = op._local.cpu  # a recording that a signal starts just now has another `ready`
             return False
-        if table[0] is not NATIVE or is_logged(debug):
+        descriptor = entry[0].run3
+        if descriptor is None or table[0] is not NATIVE or is_logged(debug):
+            return False
+        if run3(descriptor, at_c, at_a, at_b):
             return False
         if entry is cache.newest:
             cache.hits += 1
         else:
-            cache.get((c, a, b))
-        descriptor = entry[0].run3
-        return descriptor is not None and run3(descriptor, at_c, at_a, at_b) == 0
+            cache.use((c, a, b), entry)
+        return True
 
     return again
 

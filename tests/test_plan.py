@@ -276,6 +276,27 @@ def test_hits_are_counted_and_values_are_current(ran: Any) -> None:
     assert counts() == (2, 0)
 
 
+@pytest.mark.parametrize("k", [4, 300])  # without a workspace, and with one
+@pytest.mark.parametrize("scalars", [(), (2.0,)])
+def test_each_call_counts_once(k: int, scalars: tuple[float, ...]) -> None:
+    cache = ip.Gemm.cache()
+    c, a, b = (ip.zeros(shape) for shape in ((3, 5), (3, k), (k, 5)))
+    ip.gemm_(c, a, b)
+    before = cache.cache_info()
+    ip.gemm_(c, a, b, *scalars)
+    ip.gemm_(c.numpy(), a.numpy(), b.numpy(), *scalars)
+    after = cache.cache_info()
+    assert (after.hits - before.hits, after.misses - before.misses) == (2, 0)
+
+
+def test_a_refused_call_counts_once(ran: Any) -> None:
+    base, counts = ip.zeros(6), Counts()
+    for _ in range(2):
+        with pytest.raises(ip.ParamError, match="overlaps"):
+            ip.add_(base[1:4], base[:3], ran[2])
+    assert counts() == (2, 0)
+
+
 def test_numpy_arrays_share_the_entry(ran: Any) -> None:
     x, counts = np.ones(3, "f4"), Counts()
     ip.add_(x, x, x)
