@@ -74,7 +74,7 @@ class GraphOperator(ABC):
            [ 2.,  2.]])
 
     A plan may be run by several threads at once if their outputs differ. It keeps its operands, and holds
-    their addresses like a :class:`Graph`.
+    their addresses like a :class:`Graph`; that an output may be written is asked when it is planned.
 
     The class that fills in `native` is an operator and gets a dispatcher and a cache; classes above it hold
     what several share, and classes below it are the same operator in other words.
@@ -245,14 +245,8 @@ class GraphOperator(ABC):
 
     def __call__(self) -> Any:
         """Run the call, or record it if this thread records a graph; return the output, or all of them."""
-        self._submit_again()
+        self.submit()
         return self.operands[0] if self.n_outputs == 1 else self.operands[: self.n_outputs]
-
-    def _submit_again(self) -> None:
-        if thread.recording is None:
-            self._run_again()
-        else:
-            self.submit()
 
     def run(self, **operands: Any) -> None:
         """Compute the outputs from the current contents of the inputs, at once, also while recording.
@@ -261,21 +255,14 @@ class GraphOperator(ABC):
         this run. They need the same device and layout: else DTypeError, ShapeError, StrideError or
         DeviceError.
         """
-        if operands:
-            self._with_operands(operands)._run()
-        else:
-            self._run_again()
-
-    def _run_again(self) -> None:
-        # What is refused or logged takes the long way, which has the words.
-        if self._prepared is None or logger.isEnabledFor(logging.DEBUG) or self._prepared():
-            self._run()
+        call = self._with_operands(operands) if operands else self
+        call._run()
 
     def _run(self) -> None:
-        if _is_quiet():
-            self._impl.run(self)
-        else:
+        if logger.isEnabledFor(logging.DEBUG):
             self._run_logged()
+        elif self._prepared is None or self._prepared():  # which has no words for what is refused
+            self._impl.run(self)
 
     def _submit_with(self, scalars: tuple[float, ...]) -> None:
         """Submit this call with other scalars of a run."""
