@@ -74,7 +74,7 @@ class GraphOperator(ABC):
            [ 2.,  2.]])
 
     A plan may be run by several threads at once if their outputs differ. It keeps its operands, and holds
-    their addresses like a :class:`Graph`; that an output may be written is asked when it is planned.
+    their addresses like a :class:`Graph`.
 
     The class that fills in `native` is an operator and gets a dispatcher and a cache; classes above it hold
     what several share, and classes below it are the same operator in other words.
@@ -82,6 +82,7 @@ class GraphOperator(ABC):
 
     __slots__ = (
         "__weakref__",
+        "_asked",
         "_how",
         "_impl",
         "_prepared",
@@ -117,6 +118,8 @@ class GraphOperator(ABC):
     plan: Any
     _impl: OpImpl
     _how: str  # where the plan came from; known only while that is logged
+    # Outputs to ask at each run whether they may be written, as NumPy arrays may be no more; torch counts it.
+    _asked: Sequence[tuple[str, Any]]
     _prepared: Callable[[], int] | None  # the whole run as one native call, which returns its status
 
     def __init_subclass__(cls) -> None:
@@ -164,6 +167,7 @@ class GraphOperator(ABC):
         self.pointers = [view[2] for view in operand_views]
         self.params = params
         self.scalars = scalars
+        self._asked = ()
         self._prepared = None
         self._plan_by(self._dispatcher.implementation(device.type))
 
@@ -178,9 +182,10 @@ class GraphOperator(ABC):
     ) -> None:
         """Fill in this call from operands as a caller gave them, for any number of runs."""
         operand_views = views(self.name, self.operand_names, operands)
-        for i in range(self.n_outputs):
-            need_writable(self.name, self.operand_names[i], operands[i])
+        for name, output in zip(self.operand_names, operands[: self.n_outputs]):
+            need_writable(self.name, name, output)
         self._plan(operands, operand_views, params, scalars)
+        self._ask_each_run()
         if self._impl is NATIVE:
             executor = refuse(self, None)
             # Each thread has a workspace and a stream of its own.
@@ -258,7 +263,13 @@ class GraphOperator(ABC):
         call = self._with_operands(operands) if operands else self
         call._run()
 
+    def _ask_each_run(self) -> None:
+        outputs = zip(self.names, self.operands[: self.n_outputs])
+        self._asked = [(name, output) for name, output in outputs if type(output) is not Tensor]
+
     def _run(self) -> None:
+        for name, output in self._asked:
+            need_writable(self.name, name, output)
         if logger.isEnabledFor(logging.DEBUG):
             self._run_logged()
         elif self._prepared is None or self._prepared():  # which has no words for what is refused
@@ -272,9 +283,11 @@ class GraphOperator(ABC):
             and self.device is CPU
             and _is_quiet()
             and not self.plan.offsets
-            and self.plan.run_on_cpu(self.pointers, scalars) == 0
         ):
-            return
+            for name, output in self._asked:
+                need_writable(self.name, name, output)
+            if self.plan.run_on_cpu(self.pointers, scalars) == 0:
+                return
         self._varied(self.operands, self.pointers, scalars).submit()
 
     def _with_operands(self, given: dict[str, Any]) -> GraphOperator:
@@ -292,8 +305,6 @@ class GraphOperator(ABC):
             for what, error, new, planned in zip(_LAYOUT, _LAYOUT_ERRORS, layout, self.layouts[i]):
                 if new != planned:
                     raise error(f"{self.name}: {name} has {what} {new}, but the plan is for {planned}")
-            if i < self.n_outputs:
-                need_writable(self.name, name, operand)
             operands[i], pointers[i] = operand, pointer
         return self._varied(tuple(operands), pointers, self.scalars)
 
@@ -306,6 +317,7 @@ class GraphOperator(ABC):
         other.operands, other.pointers = operands, pointers
         other.params, other.scalars = self.params, scalars
         other._prepared = None
+        other._ask_each_run()
         if self._impl is NATIVE:
             other._impl, other.plan = NATIVE, self.plan
         else:  # plans of others may hold their operands and scalars

@@ -151,6 +151,27 @@ def test_what_is_wrong_is_refused_when_it_is_planned(plan: Any, says: str) -> No
         plan(np.ones((4, 4), "f4"))
 
 
+def test_an_output_that_becomes_read_only_is_not_written() -> None:
+    c, a, b = matrices()
+    plan = ip.gemm.plan(c, a, b)
+    before = read_only(c).copy()
+    for run in (plan, lambda: plan(2.0), plan.run, lambda: plan.run(a=a)):
+        with pytest.raises(ip.ParamError, match=r"gemm: c .*read-only"):
+            run()
+    np.testing.assert_array_equal(c, before)
+    plan.run(c=np.zeros_like(c))
+
+
+def test_autograd_sees_what_a_plan_writes() -> None:
+    torch = pytest.importorskip("torch")
+    c, x = torch.zeros(2, 2), torch.ones(2, 2)
+    plan = ip.gemm.plan(c, x, x)
+    for run in (plan, lambda: plan(2.0), plan.run, lambda: plan.run(a=x)):
+        version = c._version
+        run()
+        assert c._version > version
+
+
 def test_a_plan_while_recording() -> None:
     c, a, b = matrices()
     plan = ip.gemm.plan(c, a, b)
