@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from . import _native
 from ._layout import RESULT, Layout, Shape, element_strides, overlap, row_major
 from ._log import logger
-from ._native import BYTE_POINTER, NULL, address, cast, check, ffi, last_message, lib
+from ._native import BYTE_POINTER, NULL, address, cast, check, ffi, last_message, lib, owning_pointer
 from .cache import OpCache
 from .device import CPU, Device, device_scope, get_stream, handle, refuse_pickle, release
 from .dispatcher import OpImpl
@@ -258,15 +258,18 @@ def refuse_overlap(call: Call) -> None:
                 )
 
 
-def refuse(call: Call, scratch: Workspace | None) -> None:
-    """Raise now what a run of the call would be refused for, and get the workspace it needs.
+def refuse(call: Call, scratch: Workspace | None) -> NativeGraph:
+    """Raise now what a run of the call would be refused for, and get the workspace it needs; return the call
+    as a graph of its own.
 
     `scratch` is the workspace of the graph that is to hold the call; None: it is to run at once.
     """
     if scratch is None:
         scratch = _workspace(call.device)
         scratch.reserve(call.plan.workspace_size)
-    NativeGraph(call.device).append(call, scratch)
+    graph = NativeGraph(call.device)
+    graph.append(call, scratch)
+    return graph
 
 
 def _workspace(device: Device) -> Workspace:
@@ -336,8 +339,8 @@ class NativeGraph:
         self.length += 1
 
     def bound(self) -> Callable[[], int]:
-        """The run on the CPU as a function without arguments, which returns the status; keep the graph."""
-        return partial(lib.infiniopGraphRun, self.pointer, NULL)
+        """The run on the CPU as a function without arguments, which keeps the graph; returns the status."""
+        return partial(lib.infiniopGraphRun, owning_pointer(address(self.pointer), self), NULL)
 
     def run(self) -> None:
         """Run all calls in order."""

@@ -63,22 +63,22 @@ class LRUCache(Generic[T]):
 
     def get(self, key: Hashable) -> T | None:
         """Return the value and make it the most recently used, or None."""
-        value = self.find(key)
-        if value is None and key not in self.entries:
-            self.misses += 1
-        return value
-
-    def find(self, key: Hashable) -> T | None:
-        """Like :meth:`get`, for a caller who asks again if there is none: that is no miss yet."""
         entry = self.entries.get(key)
         if entry is None:
+            self.misses += 1
             return None
-        self.hits += 1
-        if entry is not self.newest:
-            # Moving to the end costs two more look-ups; repeated calls of one layout do not pay them.
-            self.entries[key] = self.entries.pop(key)
-            self.newest = entry
+        self.use(key, entry)
         return entry[0]
+
+    def use(self, key: Hashable, entry: tuple[T]) -> None:
+        """Count a hit of an entry and make it the most recently used: :meth:`get` for those who looked into
+        `entries` themselves.
+        """
+        self.hits += 1
+        # Moving to the end costs two more look-ups; repeated calls of one layout do not pay them. What was
+        # evicted or cleared since the look, by a finalizer or a signal handler, stays away.
+        if entry is not self.newest and self.entries.pop(key, None) is not None:
+            self.entries[key] = self.newest = entry
 
     def put(self, key: Hashable, value: T) -> None:
         """Insert or replace a value, as the most recently used. With capacity 0 nothing is kept."""

@@ -73,7 +73,8 @@ class GraphOperator(ABC):
     array([[10., 10.],
            [ 2.,  2.]])
 
-    A plan may be run by several threads at once if their outputs differ.
+    A plan may be run by several threads at once if their outputs differ. It keeps its operands, and holds
+    their addresses like a :class:`Graph`.
 
     The class that fills in `native` is an operator and gets a dispatcher and a cache; classes above it hold
     what several share, and classes below it are the same operator in other words.
@@ -81,10 +82,9 @@ class GraphOperator(ABC):
 
     __slots__ = (
         "__weakref__",
-        "_executor",
+        "_asked",
         "_how",
         "_impl",
-        "_planned",
         "_prepared",
         "device",
         "layouts",
@@ -118,10 +118,9 @@ class GraphOperator(ABC):
     plan: Any
     _impl: OpImpl
     _how: str  # where the plan came from; known only while that is logged
-    # The whole run as one native call, and its graph; None: not looked for yet, False: there is none.
-    _prepared: Callable[[], int] | bool | None
-    _executor: NativeGraph
-    _planned: GraphOperator  # whose plan this call shares, and so keeps
+    # Outputs to ask at each run whether they may be written, as NumPy arrays may be no more; torch counts it.
+    _asked: Sequence[tuple[str, Any]]
+    _prepared: Callable[[], int] | None  # the whole run as one native call, which returns its status
 
     def __init_subclass__(cls) -> None:
         if "native" not in cls.__dict__:
@@ -168,8 +167,12 @@ class GraphOperator(ABC):
         self.pointers = [view[2] for view in operand_views]
         self.params = params
         self.scalars = scalars
+        self._asked = ()
         self._prepared = None
-        self._impl = impl = self._dispatcher.implementation(device.type)
+        self._plan_by(self._dispatcher.implementation(device.type))
+
+    def _plan_by(self, impl: OpImpl) -> None:
+        self._impl = impl
         self.plan = impl.plan(self) if _is_quiet() else self._plan_logged(impl)
         if impl.cleanup is not None:
             finalize(self, impl.cleanup, self.plan).atexit = False
@@ -177,11 +180,17 @@ class GraphOperator(ABC):
     def _take(
         self, operands: tuple[Any, ...], params: tuple[float, ...] = (), scalars: tuple[float, ...] = ()
     ) -> None:
-        """Fill in this call from operands as a caller gave them."""
+        """Fill in this call from operands as a caller gave them, for any number of runs."""
         operand_views = views(self.name, self.operand_names, operands)
-        for i in range(self.n_outputs):
-            need_writable(self.name, self.operand_names[i], operands[i])
+        for name, output in zip(self.operand_names, operands[: self.n_outputs]):
+            need_writable(self.name, name, output)
         self._plan(operands, operand_views, params, scalars)
+        self._ask_each_run()
+        if self._impl is NATIVE:
+            executor = refuse(self, None)
+            # Each thread has a workspace and a stream of its own.
+            if self.device is CPU and not self.plan.workspace_size:
+                self._prepared = executor.bound()
 
     @classmethod
     def _again(
@@ -191,12 +200,17 @@ class GraphOperator(ABC):
         # asked of pointers the library asks at each run; a refusal is worded by the call that follows.
         if thread.recording is not None or not _is_quiet() or cls._dispatcher.table[0] is not NATIVE:
             return False
-        descriptor: Descriptor | None = cls._local.cpu.find((*[view[1] for view in operand_views], *params))
-        return (
-            descriptor is not None
-            and descriptor.offsets is None
-            and descriptor.run_on_cpu([view[2] for view in operand_views], scalars) == 0
-        )
+        cache, key = cls._local.cpu, (*[view[1] for view in operand_views], *params)
+        entry = cache.entries.get(key)
+        if entry is None:
+            return False
+        descriptor: Descriptor = entry[0]
+        if descriptor.offsets is not None:
+            return False
+        if descriptor.run_on_cpu([view[2] for view in operand_views], scalars):
+            return False
+        cache.use(key, entry)
+        return True
 
     @classmethod
     def launch(
@@ -236,14 +250,8 @@ class GraphOperator(ABC):
 
     def __call__(self) -> Any:
         """Run the call, or record it if this thread records a graph; return the output, or all of them."""
-        self._submit_again()
+        self.submit()
         return self.operands[0] if self.n_outputs == 1 else self.operands[: self.n_outputs]
-
-    def _submit_again(self) -> None:
-        if thread.recording is None:
-            self._run_again()
-        else:
-            self.submit()
 
     def run(self, **operands: Any) -> None:
         """Compute the outputs from the current contents of the inputs, at once, also while recording.
@@ -252,34 +260,20 @@ class GraphOperator(ABC):
         this run. They need the same device and layout: else DTypeError, ShapeError, StrideError or
         DeviceError.
         """
-        if operands:
-            self._with_operands(operands)._run()
-        else:
-            self._run_again()
+        call = self._with_operands(operands) if operands else self
+        call._run()
 
-    def _run_again(self) -> None:
-        prepared = self._prepared
-        if prepared is None:
-            self._prepared = prepared = self._prepare()
-        # What is refused or logged takes the long way, which has the words.
-        if prepared is False or logger.isEnabledFor(logging.DEBUG) or prepared():  # type: ignore[operator]
-            self._run()
+    def _ask_each_run(self) -> None:
+        outputs = zip(self.names, self.operands[: self.n_outputs])
+        self._asked = [(name, output) for name, output in outputs if type(output) is not Tensor]
 
     def _run(self) -> None:
-        if _is_quiet():
-            self._impl.run(self)
-        else:
+        for name, output in self._asked:
+            need_writable(self.name, name, output)
+        if logger.isEnabledFor(logging.DEBUG):
             self._run_logged()
-
-    def _prepare(self) -> Callable[[], int] | bool:
-        if self._impl is not NATIVE or self.device is not CPU:
-            return False
-        descriptor: Descriptor = self.plan
-        if descriptor.workspace_size:  # each thread has its own
-            return False
-        self._executor = NativeGraph(CPU)
-        self._executor.append(self, Workspace(CPU))
-        return self._executor.bound()
+        elif self._prepared is None or self._prepared():  # which has no words for what is refused
+            self._impl.run(self)
 
     def _submit_with(self, scalars: tuple[float, ...]) -> None:
         """Submit this call with other scalars of a run."""
@@ -289,13 +283,12 @@ class GraphOperator(ABC):
             and self.device is CPU
             and _is_quiet()
             and not self.plan.offsets
-            and self.plan.run_on_cpu(self.pointers, scalars) == 0
         ):
-            return
-        other = type(self).__new__(type(self))
-        other._share(self)
-        other.scalars = scalars
-        other.submit()
+            for name, output in self._asked:
+                need_writable(self.name, name, output)
+            if self.plan.run_on_cpu(self.pointers, scalars) == 0:
+                return
+        self._varied(self.operands, self.pointers, scalars).submit()
 
     def _with_operands(self, given: dict[str, Any]) -> GraphOperator:
         """This call with other operands of the same layouts."""
@@ -312,38 +305,24 @@ class GraphOperator(ABC):
             for what, error, new, planned in zip(_LAYOUT, _LAYOUT_ERRORS, layout, self.layouts[i]):
                 if new != planned:
                     raise error(f"{self.name}: {name} has {what} {new}, but the plan is for {planned}")
-            if i < self.n_outputs:
-                need_writable(self.name, name, operand)
             operands[i], pointers[i] = operand, pointer
-        other = type(self).__new__(type(self))
-        if self._impl is NATIVE:
-            other._share(self)
-            other.operands, other.pointers, other.names = tuple(operands), pointers, self.operand_names
-        else:  # plans of others hold their operands
-            other._plan(
-                tuple(operands),
-                [(self.device, layout, at) for layout, at in zip(self.layouts, pointers)],
-                self.params,
-                self.scalars,
-            )
-        return other
+        return self._varied(tuple(operands), pointers, self.scalars)
 
-    def _share(self, planned: GraphOperator) -> None:
-        """Be another call under the same plan."""
-        self._planned = planned
-        self._prepared = None
-        for name in (
-            "_impl",
-            "device",
-            "layouts",
-            "names",
-            "operands",
-            "params",
-            "plan",
-            "pointers",
-            "scalars",
-        ):
-            setattr(self, name, getattr(planned, name))
+    def _varied(
+        self, operands: tuple[Any, ...], pointers: list[Any], scalars: tuple[float, ...]
+    ) -> GraphOperator:
+        """This call with other operands of the same layouts, or with other scalars of a run."""
+        other = type(self).__new__(type(self))
+        other.names, other.device, other.layouts = self.names, self.device, self.layouts
+        other.operands, other.pointers = operands, pointers
+        other.params, other.scalars = self.params, scalars
+        other._prepared = None
+        other._ask_each_run()
+        if self._impl is NATIVE:
+            other._impl, other.plan = NATIVE, self.plan
+        else:  # plans of others may hold their operands and scalars
+            other._plan_by(self._impl)
+        return other
 
     def problem(self) -> Problem:
         """The call in the form C takes."""
@@ -398,7 +377,7 @@ class GraphOperator(ABC):
             logger.debug("%s %s: %s, %.1f us", self.name, outcome, described, microseconds)
 
 
-_LAYOUT = ("dtype", "shape", "strides of bytes")
+_LAYOUT = ("dtype", "shape", "byte strides")
 _LAYOUT_ERRORS = (DTypeError, ShapeError, StrideError)
 
 P = ParamSpec("P")
@@ -439,21 +418,24 @@ def _shortcut(op: type[GraphOperator]) -> Callable[[Any, Any, Any, Any, Any, Any
     debug = logging.DEBUG
 
     def again(c: Any, a: Any, b: Any, at_c: Any, at_a: Any, at_b: Any) -> bool:
+        ready = thread.ready
         try:
-            cache = thread.ready[op]
+            cache = ready[op]
             entry = cache.entries[c, a, b]
         except KeyError:
             if thread.recording is None:
-                thread.ready.setdefault(op, op._local.cpu)
+                ready[op] = op._local.cpu  # a recording that a signal starts just now has another `ready`
             return False
-        if table[0] is not NATIVE or is_logged(debug):
+        descriptor = entry[0].run3
+        if descriptor is None or table[0] is not NATIVE or is_logged(debug):
+            return False
+        if run3(descriptor, at_c, at_a, at_b):
             return False
         if entry is cache.newest:
             cache.hits += 1
         else:
-            cache.get((c, a, b))
-        descriptor = entry[0].run3
-        return descriptor is not None and run3(descriptor, at_c, at_a, at_b) == 0
+            cache.use((c, a, b), entry)
+        return True
 
     return again
 
@@ -509,15 +491,13 @@ class Graph:
         if self._state != "new":
             raise GraphError(f"this graph is {self._state} already: record another one")
         self._state = "recording"
-        thread.recording = self
-        self._ready, thread.ready = thread.ready, {}
+        thread.ready = {}  # nothing is added while recording
+        thread.recording = self  # the last, so that an interrupt before it leaves no recording behind
 
     def _end(self, *, drop: bool) -> None:
         thread.recording = None
-        thread.ready = self._ready
-        self._state = "recorded"
+        self._state = "dropped" if drop else "recorded"
         if drop:
-            self._state = "dropped"
             self._steps.clear()
             self._calls.clear()
             self._workspaces.clear()

@@ -253,3 +253,13 @@ def test_a_thread_has_its_own_cache_and_takes_it_along(monkeypatch: pytest.Monke
     assert seen[0] == (0, 3, 0, 3, 100)
     assert destroyed == [seen[1]] * 3
     assert ip.Add.cache().cache_info() == mine
+
+
+def test_what_went_since_the_look_stays_away() -> None:
+    cache: ip.LRUCache[str] = ip.LRUCache(2)
+    cache.put("a", "A")
+    cache.put("b", "B")
+    entry = cache.entries["a"]
+    cache.clear()
+    cache.use("a", entry)
+    assert len(cache) == 0 and cache.cache_info().hits == 1

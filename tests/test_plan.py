@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import infiniop_py as ip
+from infiniop_py._native_op import Descriptor
 
 
 def tensor(*values: float) -> ip.Tensor:
@@ -99,7 +101,7 @@ def read_only(array: Any) -> Any:
             ip.ShapeError,
             r"gemm: a has shape \(2, 4\), but the plan is for \(3, 4\)",
         ),
-        (lambda c, a, b: {"b": np.asfortranarray(b)}, ip.StrideError, "gemm: b has strides of bytes"),
+        (lambda c, a, b: {"b": np.asfortranarray(b)}, ip.StrideError, "gemm: b has byte strides"),
         (lambda c, a, b: {"x": a}, ip.OperandError, "gemm: there is no operand 'x', only c, a, b"),
         (lambda c, a, b: {"c": read_only(c.copy())}, ip.ParamError, "gemm: c with shape .* is read-only"),
         (lambda c, a, b: {"a": None}, ip.OperandError, "gemm: a is a NoneType"),
@@ -125,6 +127,49 @@ def test_a_run_that_overlaps_is_refused() -> None:
     plan = ip.gemm.plan(c, same_steps[:2, :2], b)
     with pytest.raises(ip.ParamError, match=r"gemm: c .*overlaps a"):
         plan.run(a=base[1:3, :2])
+
+
+def unaligned(n: int) -> Any:
+    return np.zeros(4 * n + 1, "u1")[1:].view("f4")
+
+
+@pytest.mark.parametrize(
+    "plan, says",
+    [
+        (lambda x: ip.gemm.plan(x, x, np.eye(4, dtype="f4")), r"gemm: c .*overlaps a"),
+        (lambda x: ip.add.plan(x[1:], x[:3], x[:3]), r"add: c .*overlaps a"),
+        (lambda x: ip.rearrange.plan(x, x.T), r"rearrange: y .*overlaps x"),
+        (lambda x: ip.mul.plan(x[0], x[1], unaligned(4)), r"mul: b .*is not aligned"),
+        (
+            lambda x: ip.gemm.plan(*[np.zeros((2, 3, 2, 2), "f4")] * 2, x.reshape(2, 1, 2, 4)[..., :2]),
+            r"gemm: c .*overlaps a",
+        ),
+    ],
+)
+def test_what_is_wrong_is_refused_when_it_is_planned(plan: Any, says: str) -> None:
+    with pytest.raises(ip.ParamError, match=says):
+        plan(np.ones((4, 4), "f4"))
+
+
+def test_an_output_that_becomes_read_only_is_not_written() -> None:
+    c, a, b = matrices()
+    plan = ip.gemm.plan(c, a, b)
+    before = read_only(c).copy()
+    for run in (plan, lambda: plan(2.0), plan.run, lambda: plan.run(a=a)):
+        with pytest.raises(ip.ParamError, match=r"gemm: c .*read-only"):
+            run()
+    np.testing.assert_array_equal(c, before)
+    plan.run(c=np.zeros_like(c))
+
+
+def test_autograd_sees_what_a_plan_writes() -> None:
+    torch = pytest.importorskip("torch")
+    c, x = torch.zeros(2, 2), torch.ones(2, 2)
+    plan = ip.gemm.plan(c, x, x)
+    for run in (plan, lambda: plan(2.0), plan.run, lambda: plan.run(a=x)):
+        version = c._version
+        run()
+        assert c._version > version
 
 
 def test_a_plan_while_recording() -> None:
@@ -174,6 +219,31 @@ def test_a_plan_of_one_s_own_implementation(own_add: list[Any]) -> None:
     plan.run(c=other)
     assert out.tolist() == other.tolist() == [104.0, 106.0]
     assert len(own_add) == 2
+
+
+def test_a_plan_of_an_implementation_that_holds_scalars_keeps_it() -> None:
+    """Other scalars and operands are planned by the implementation of the plan, whatever was registered
+    since."""
+    dispatcher = ip.Gemm.dispatcher()
+    before = dispatcher.lookup("cpu")
+
+    def fixed(call: Any) -> Any:
+        ((c, a, b),), (alpha, beta) = call.tensors(), call.scalars
+        return lambda: c.numpy().__setitem__(..., alpha * (a.numpy() @ b.numpy()) + beta * c.numpy() + 100)
+
+    dispatcher.register_device("cpu", ip.OpImpl(fixed, lambda call: call.plan()))
+    try:
+        c, a, b = matrices()
+        plan = ip.gemm.plan(c, a, b)
+        plan(2.0)
+        np.testing.assert_array_equal(c, 2 * (a @ b) + 100)
+    finally:
+        dispatcher.register_device("cpu", before)
+    other = np.zeros_like(c)
+    plan.run(c=other)
+    np.testing.assert_array_equal(other, a @ b + 100)
+    plan(3.0)
+    np.testing.assert_array_equal(c, 3 * (a @ b) + 100)
 
 
 @pytest.fixture
@@ -227,6 +297,27 @@ def test_hits_are_counted_and_values_are_current(ran: Any) -> None:
     assert counts() == (2, 0)
 
 
+@pytest.mark.parametrize("k", [4, 300])  # without a workspace, and with one
+@pytest.mark.parametrize("scalars", [(), (2.0,)])
+def test_each_call_counts_once(k: int, scalars: tuple[float, ...]) -> None:
+    cache = ip.Gemm.cache()
+    c, a, b = (ip.zeros(shape) for shape in ((3, 5), (3, k), (k, 5)))
+    ip.gemm_(c, a, b)
+    before = cache.cache_info()
+    ip.gemm_(c, a, b, *scalars)
+    ip.gemm_(c.numpy(), a.numpy(), b.numpy(), *scalars)
+    after = cache.cache_info()
+    assert (after.hits - before.hits, after.misses - before.misses) == (2, 0)
+
+
+def test_a_refused_call_counts_once(ran: Any) -> None:
+    base, counts = ip.zeros(6), Counts()
+    for _ in range(2):
+        with pytest.raises(ip.ParamError, match="overlaps"):
+            ip.add_(base[1:4], base[:3], ran[2])
+    assert counts() == (2, 0)
+
+
 def test_numpy_arrays_share_the_entry(ran: Any) -> None:
     x, counts = np.ones(3, "f4"), Counts()
     ip.add_(x, x, x)
@@ -273,6 +364,29 @@ def test_recording_is_seen(ran: Any) -> None:
     assert c.tolist() == [11.0, 22.0, 33.0]
     ip.add_(c, a, a)
     assert c.tolist() == [2.0, 4.0, 6.0]
+
+
+def test_a_graph_holds_no_cache_of_the_thread_that_recorded_it() -> None:
+    graphs: list[ip.Graph] = []
+
+    def record() -> None:
+        for n in range(1, 21):
+            x = ip.zeros(n)
+            ip.add_(x, x, x)
+        with ip.Graph() as graph:
+            ip.add_(x, x, x)
+        graphs.append(graph)
+
+    def descriptors() -> int:
+        gc.collect()
+        return sum(type(one) is Descriptor for one in gc.get_objects())
+
+    before = descriptors()
+    thread = threading.Thread(target=record)
+    thread.start()
+    thread.join()
+    assert descriptors() - before == 1  # the recorded call's
+    graphs[0].run()
 
 
 def test_recording_that_fails_is_over(ran: Any) -> None:

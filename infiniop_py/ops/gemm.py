@@ -38,7 +38,7 @@ class Gemm(GraphOperator):
         planned ones; return `c`.
         """
         if alpha is None and beta is None:
-            self._submit_again()
+            self.submit()
             return self.operands[0]
         planned_alpha, planned_beta = self.scalars
         scalars = (

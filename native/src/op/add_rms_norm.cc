@@ -51,14 +51,14 @@ void reduce(InfiniProblem &problem) {
 
 } // namespace
 
-const OpSpec infini::spec_add_rms_norm = {"add_rms_norm",
-                                          INFINI_OP_ADD_RMS_NORM,
-                                          2,
-                                          5,
-                                          {"y", "residual_out", "a", "b", "weight"},
-                                          {1u << kA | 1u << kB, 1u << kA | 1u << kB},
-                                          check,
-                                          reduce};
+constexpr OpSpec infini::spec_add_rms_norm = {"add_rms_norm",
+                                              INFINI_OP_ADD_RMS_NORM,
+                                              2,
+                                              5,
+                                              {"y", "residual_out", "a", "b", "weight"},
+                                              {1u << kA | 1u << kB, 1u << kA | 1u << kB},
+                                              check,
+                                              reduce};
 
 extern "C" {
 

@@ -24,7 +24,7 @@ constexpr uint32_t kOnAorB = 1u << 1 | 1u << 2;
 } // namespace
 
 #define INFINI_BINARY_SPEC(ID, name, Name) \
-    const OpSpec infini::spec_##name = {#name, INFINI_OP_##ID, 1, 3, {"c", "a", "b"}, {kOnAorB}, check, reduce};
+    constexpr OpSpec infini::spec_##name = {#name, INFINI_OP_##ID, 1, 3, {"c", "a", "b"}, {kOnAorB}, check, reduce};
 INFINI_BINARY_LIST(INFINI_BINARY_SPEC)
 
 #define EXPORT_BINARY(ID, name, Op)                                                                                 \

@@ -59,7 +59,7 @@ void reduce(InfiniProblem &problem) {
 
 } // namespace
 
-const OpSpec infini::spec_gemm = {"gemm", INFINI_OP_GEMM, 1, 3, {"c", "a", "b"}, {}, check, reduce};
+constexpr OpSpec infini::spec_gemm = {"gemm", INFINI_OP_GEMM, 1, 3, {"c", "a", "b"}, {}, check, reduce};
 
 extern "C" {
 

@@ -15,7 +15,8 @@ void reduce(InfiniProblem &problem) { reduce_dims(problem.operands, problem.n_op
 
 } // namespace
 
-const OpSpec infini::spec_rearrange = {"rearrange", INFINI_OP_REARRANGE, 1, 2, {"y", "x"}, {}, check, reduce, false};
+constexpr OpSpec infini::spec_rearrange = {"rearrange", INFINI_OP_REARRANGE, 1, 2, {"y", "x"}, {}, check, reduce,
+                                           false};
 
 extern "C" {
 
