@@ -33,7 +33,7 @@ from .cache import CAPACITY, OpCache
 from .device import CPU, Device, refuse_pickle, thread
 from .dispatcher import OpDispatcher, OpImpl
 from .errors import GraphError
-from .interop import as_tensor, common_device, need_writable, views
+from .interop import as_tensor, common_device, count_writes, need_writable, views, write_counts
 from .tensor import Tensor, View
 from .workspace import Workspace
 
@@ -186,6 +186,8 @@ class GraphOperator(ABC):
     ) -> None:
         """Plan, then run or record, with views already taken."""
         if all(view[0] is CPU for view in operand_views) and cls._again(operand_views, params, scalars):
+            if write_counts:
+                count_writes(operands[: cls.n_outputs])
             return
         self = cls.__new__(cls)
         self._plan(operands, operand_views, params, scalars, names)
@@ -205,6 +207,8 @@ class GraphOperator(ABC):
             self._impl.run(self)
         else:
             self._run_logged()
+        if write_counts:
+            count_writes(self.operands[: self.n_outputs])
 
     def problem(self) -> Problem:
         """The call in the form C takes."""
@@ -330,6 +334,7 @@ class Graph:
         self._state = "new"  # -> recording -> recorded or dropped
         self._calls: list[GraphOperator] = []
         self._steps: list[NativeGraph | GraphOperator] = []
+        self._counted: list[Any] = []  # outputs whose libraries keep count of writes
         self._workspaces: dict[Device, Workspace] = {}
         self._busy = threading.Lock()
 
@@ -351,6 +356,7 @@ class Graph:
         if drop:
             self._state = "dropped"
             self._steps.clear()
+            self._counted.clear()
             self._calls.clear()
             self._workspaces.clear()
 
@@ -383,6 +389,7 @@ class Graph:
                 executor = NativeGraph(call.device)
                 executor.append(call, scratch)
                 self._steps.append(executor)
+            self._counted += [one for one in call.operands[: call.n_outputs] if type(one) in write_counts]
         else:
             self._steps.append(call)
         self._calls.append(call)
@@ -409,6 +416,7 @@ class Graph:
             else:
                 self._run_logged()
         finally:
+            count_writes(self._counted)
             self._busy.release()
 
     def _run_logged(self) -> None:
