@@ -56,9 +56,12 @@ def _adapter(op: str, name: str, operand: object) -> Adapter:
     if adapter is None:
         adapter = _claimed(op, name, kind)
         if adapter is None:
-            # The one protocol that instances have, and not always their class.
-            if not isinstance(operand, (np.ndarray, np.generic)) and hasattr(operand, "__array_interface__"):
-                return _exchange.ARRAY_INTERFACE
+            # These two may be the instance's alone, not its class's.
+            if not isinstance(operand, (np.ndarray, np.generic, type)):
+                if hasattr(operand, "__cuda_array_interface__"):
+                    return _exchange.CUDA_ARRAY_INTERFACE
+                if hasattr(operand, "__array_interface__"):
+                    return _exchange.ARRAY_INTERFACE
             raise OperandError(
                 f"{op}: {name} is a {kind.__name__}, needs a NumPy array or a Tensor, or any array with "
                 "__dlpack__"
