@@ -95,6 +95,29 @@ def test_memory_goes_with_the_graph(wrap: Any) -> None:
     assert alive() is None
 
 
+def test_memory_that_only_the_capsule_keeps() -> None:
+    """A producer may make the memory when it is asked: then the array itself keeps nothing."""
+    made: list[weakref.ref[Any]] = []
+
+    class Fresh(Producer):
+        def __dlpack__(self, **given: Any) -> Any:
+            memory = self._array.copy().view(Memory)
+            made.append(weakref.ref(memory))
+            return Producer(memory).capsule()
+
+    x, out = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    with ip.Graph() as graph:
+        ip.add(Fresh(x), Fresh(x), out=out)
+    gc.collect()
+    assert len(made) == 2 and all(one() is not None for one in made)
+    graph.run()
+    np.testing.assert_array_equal(out, x + x)
+    np.testing.assert_array_equal(np.asarray(ip.mul(Fresh(x), Fresh(x))), x * x)
+    del graph
+    gc.collect()
+    assert len(made) == 4 and all(one() is None for one in made)
+
+
 def test_memory_of_torch_goes_with_the_graph() -> None:
     torch = pytest.importorskip("torch")
     memory = np.ones(8, np.float32).view(Memory)
