@@ -9,15 +9,25 @@ its own.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ._layout import MAX_RANK, row_major
 from ._native import BYTE_POINTER, buffer, cast
 from .device import CPU, Device, DeviceType
 from .dtypes import DType
-from .errors import DeviceError, DTypeError, OperandError, ParamError
+from .errors import (
+    DeviceError,
+    DTypeError,
+    InfiniopError,
+    NullPointerError,
+    OperandError,
+    ParamError,
+    ShapeError,
+)
 
 #: The newest version whose structure is known here; later minor versions keep it.
 VERSION = (1, 3)
@@ -103,8 +113,25 @@ def capsule_of(source: Any, device: Device, stream: int | None) -> Any:
     given: dict[str, Any] = {} if device is CPU else {"stream": stream}
     try:
         return source.__dlpack__(max_version=VERSION, **given)
-    except TypeError:  # of before version 1.0
+    except TypeError as error:
+        # Before version 1.0 there was no max_version. Then it is the call that fails, without a step into the
+        # method, or a wrapper hands on what was said of the argument; what else is wrong there stays wrong.
+        trace = error.__traceback__
+        if trace is not None and trace.tb_next is not None and "max_version" not in str(error):
+            raise
         return source.__dlpack__(**given)
+
+
+def asked(source: Any, method: str, ask: Callable[..., Any], *arguments: Any) -> Any:
+    """What an object of another library answers; its own errors are told as ours."""
+    try:
+        return ask(*arguments)
+    except InfiniopError:  # a Tensor's own
+        raise
+    except Exception as error:
+        raise OperandError(
+            f"is a {type(source).__name__} whose {method} failed: {type(error).__name__}: {error}"
+        ) from error
 
 
 def read(capsule: object) -> Contents:
@@ -125,19 +152,34 @@ def read(capsule: object) -> Contents:
             f"has DLPack's element type of code {code}, {bits} bits and {lanes} lane(s), which is none of "
             "this library's"
         )
+    if not 0 <= rank <= MAX_RANK:
+        raise ShapeError(f"has {rank} dimensions, needs at most {MAX_RANK}")
+    if rank and not shape_at:
+        raise NullPointerError(f"has {rank} dimensions, but no shape")
     numbers = struct.Struct(f"={rank}q")
     shape = numbers.unpack(_bytes(shape_at, numbers.size)) if rank else ()
+    if min(shape, default=0) < 0:
+        raise ShapeError(f"has shape {shape}, but sizes must not be negative")
     itemsize = dtype.itemsize
     if strides_at and rank:
         strides = tuple(step * itemsize for step in numbers.unpack(_bytes(strides_at, numbers.size)))
     else:
-        steps, step = [], itemsize
-        for size in reversed(shape):
-            steps.append(step)
-            step *= max(size, 1)
-        strides = tuple(reversed(steps))
+        strides = row_major(shape, itemsize)
     address = data + offset if data else 0
     return Contents(device_of(kind, index), dtype, shape, strides, address, writable)
+
+
+def _is_old(max_version: Any) -> bool:
+    """Does a consumer know nothing of version 1.0?"""
+    if max_version is None:
+        return True
+    if (
+        not isinstance(max_version, (tuple, list))
+        or len(max_version) != 2
+        or not all(isinstance(number, int) for number in max_version)
+    ):
+        raise OperandError(f"__dlpack__: max_version is {max_version!r}, needs two ints, or None")
+    return bool(max_version[0] < 1)
 
 
 def export(memory: np.ndarray[Any, Any], dtype: DType, device: Device, max_version: Any) -> Any:
@@ -148,15 +190,10 @@ def export(memory: np.ndarray[Any, Any], dtype: DType, device: Device, max_versi
     if code is None:
         raise DTypeError(f"__dlpack__: DLPack has no element type for {dtype}")
     try:
-        if max_version is None:
-            capsule = memory.__dlpack__()
-        else:
-            capsule = memory.__dlpack__(max_version=tuple(max_version))
-    except TypeError:  # a NumPy of before DLPack 1.0
-        capsule = memory.__dlpack__()
-    except BufferError as error:
+        capsule = memory.__dlpack__() if _is_old(max_version) else capsule_of(memory, CPU, None)
+    except BufferError as error:  # read-only memory, of which old capsules cannot tell
         raise ParamError(
-            f"a Tensor of {dtype} with shape {memory.shape} cannot be exported: {error}"
+            f"__dlpack__: a tensor of {dtype} with shape {memory.shape} cannot be exported: {error}"
         ) from None
     start, tensor = _structure(capsule)
     for (at, form), values in ((_DEVICE, device_code(device)), (_DTYPE, (*code, 1))):

@@ -13,8 +13,8 @@ __all__ = ["DType", "as_dtype"]
 
 
 class DType:
-    """One element type: ``name``, ``code`` (of ``infinicore.h``), ``itemsize`` in bytes and, where there is
-    one, ``numpy``.
+    """One element type: ``name``, ``code`` (of ``infinicore.h``), ``itemsize`` and ``alignment`` in bytes
+    and, where there is one, ``numpy``.
 
     The types are attributes of the class and exist once each, so they may be compared with ``is``.
 
@@ -22,11 +22,12 @@ class DType:
     (2, dtype('float32'))
     """
 
-    __slots__ = ("_numpy", "code", "itemsize", "name")
+    __slots__ = ("_numpy", "alignment", "code", "itemsize", "name")
 
     name: str
     code: int
     itemsize: int
+    alignment: int
     _numpy: np.dtype[Any] | None
 
     BYTE: ClassVar[DType]
@@ -53,6 +54,8 @@ class DType:
         self.name = name
         self.code = code
         self.itemsize = itemsize
+        # A complex number is aligned like its parts.
+        self.alignment = itemsize // 2 if name.startswith("C") else itemsize
         self._numpy = None if numpy_name is None else np.dtype(numpy_name)
 
     @property

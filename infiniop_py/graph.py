@@ -33,7 +33,7 @@ from .cache import CAPACITY, OpCache
 from .device import CPU, Device, refuse_pickle, thread
 from .dispatcher import OpDispatcher, OpImpl
 from .errors import DeviceError, DTypeError, GraphError, OperandError, ShapeError, StrideError
-from .interop import as_tensor, common_device, need_writable, views
+from .interop import as_tensor, common_device, count_writes, need_writable, views, write_counts
 from .tensor import Tensor, View
 from .workspace import Workspace
 
@@ -223,6 +223,8 @@ class GraphOperator(ABC):
     ) -> None:
         """Plan, then run or record, with views already taken."""
         if all(view[0] is CPU for view in operand_views) and cls._again(operand_views, params, scalars):
+            if write_counts:
+                count_writes(operands[: cls.n_outputs])
             return
         cls.launch_new(operands, operand_views, params, scalars, names)
 
@@ -274,6 +276,8 @@ class GraphOperator(ABC):
             self._run_logged()
         elif self._prepared is None or self._prepared():  # which has no words for what is refused
             self._impl.run(self)
+        if write_counts:
+            count_writes(self.operands[: self.n_outputs])
 
     def _submit_with(self, scalars: tuple[float, ...]) -> None:
         """Submit this call with other scalars of a run."""
@@ -287,6 +291,8 @@ class GraphOperator(ABC):
             for name, output in self._asked:
                 need_writable(self.name, name, output)
             if self.plan.run_on_cpu(self.pointers, scalars) == 0:
+                if write_counts:
+                    count_writes(self.operands[: self.n_outputs])
                 return
         self._varied(self.operands, self.pointers, scalars).submit()
 
@@ -480,6 +486,7 @@ class Graph:
         self._state = "new"  # -> recording -> recorded or dropped
         self._calls: list[GraphOperator] = []
         self._steps: list[NativeGraph | GraphOperator] = []
+        self._counted: list[Any] = []  # outputs whose libraries keep count of writes
         self._workspaces: dict[Device, Workspace] = {}
         self._busy = threading.Lock()
 
@@ -499,6 +506,7 @@ class Graph:
         self._state = "dropped" if drop else "recorded"
         if drop:
             self._steps.clear()
+            self._counted.clear()
             self._calls.clear()
             self._workspaces.clear()
 
@@ -531,6 +539,7 @@ class Graph:
                 executor = NativeGraph(call.device)
                 executor.append(call, scratch)
                 self._steps.append(executor)
+            self._counted += [one for one in call.operands[: call.n_outputs] if type(one) in write_counts]
         else:
             self._steps.append(call)
         self._calls.append(call)
@@ -557,6 +566,7 @@ class Graph:
             else:
                 self._run_logged()
         finally:
+            count_writes(self._counted)
             self._busy.release()
 
     def _run_logged(self) -> None:

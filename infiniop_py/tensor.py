@@ -19,7 +19,6 @@ import numpy as np
 from . import _dlpack, errors
 from ._layout import (
     MAX_BYTES,
-    MAX_RANK,
     Layout,
     Shape,
     as_shape,
@@ -275,7 +274,7 @@ class Tensor:
         try:
             return tensor_of(source)
         except errors.InfiniopError as error:
-            raise type(error)(f"from_dlpack: source {error}", status=error.status) from None
+            raise type(error)(f"from_dlpack: source {error}", status=error.status) from error.__cause__
 
     @staticmethod
     def from_blob(
@@ -649,10 +648,9 @@ class Tensor:
         StrideError for negative strides, at which some consumers end the process: take ``.contiguous()``.
         """
         refuse_while_recording("__dlpack__")
-        if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
+        if dl_device is not None and dl_device != self.__dlpack_device__():
             raise errors.DeviceError(
-                f"__dlpack__: dl_device is {tuple(dl_device)}, but the tensor is on {self.device}; use .to() "
-                "first"
+                f"__dlpack__: dl_device is {dl_device!r}, but the tensor is on {self.device}; use .to() first"
             )
         if self.device is CPU:
             if stream is not None:
@@ -663,13 +661,15 @@ class Tensor:
         if copy:
             tensor = allocate(self.dtype, self.shape, self.device, "__dlpack__")
             operators.rearrange_(tensor, self)
-        if any(
-            stride < 0 and size > 1 for size, stride in zip(tensor.shape, tensor._view[1][2]) if tensor.size
-        ):
-            raise errors.StrideError(
-                f"__dlpack__: shape {self.shape} has negative strides {self.strides}, at which some "
-                "consumers end the process; use .contiguous() first"
-            )
+        strides = tensor._view[1][2]
+        if min(strides, default=0) < 0:
+            if tensor.size and any(stride < 0 and size > 1 for size, stride in zip(tensor.shape, strides)):
+                raise errors.StrideError(
+                    f"__dlpack__: shape {self.shape} has negative strides {self.strides}, at which some "
+                    "consumers end the process; use .contiguous() first"
+                )
+            # They lead to no element, but who knows what a consumer does with them.
+            tensor = tensor._derive(tensor.shape, tuple(map(abs, strides)))
         typestr = "<c16" if self.itemsize == 16 else f"<u{self.itemsize}"
         try:
             memory = np.asarray(_HostView(tensor, typestr))
@@ -768,23 +768,34 @@ from_dlpack = Tensor.from_dlpack
 from_blob = Tensor.from_blob
 
 
+def _device_numbers(source: Any) -> tuple[int, int]:
+    kind, index = source.__dlpack_device__()
+    return as_index(kind), as_index(index)
+
+
 def tensor_of(source: Any) -> Tensor:
     """A tensor on the memory of an object with ``__dlpack__``. Messages begin with a verb."""
-    device = _dlpack.device_of(*source.__dlpack_device__())
+    device = _dlpack.device_of(*_dlpack.asked(source, "__dlpack_device__", _device_numbers, source))
     # The consumer's stream; 1 is the legacy default one, for which 0 is not allowed.
     stream = None if device is CPU else address_of(get_stream(device).pointer) or 1
-    capsule = _dlpack.capsule_of(source, device, stream)
+    capsule = _dlpack.asked(source, "__dlpack__", _dlpack.capsule_of, source, device, stream)
     found = _dlpack.read(capsule)
     layout = (found.dtype, found.shape, found.strides)
-    if len(found.shape) > MAX_RANK:
-        raise errors.ShapeError(f"has {len(found.shape)} dimensions, needs at most {MAX_RANK}")
+    if count(tuple(size or 1 for size in found.shape)) * found.dtype.itemsize > MAX_BYTES:
+        raise errors.ShapeError(f"has shape {found.shape}, which makes more than 2**63 - 1 bytes")
+    if max(map(abs, found.strides), default=0) > MAX_BYTES:
+        raise errors.StrideError(f"has strides of {found.strides} bytes, needs less than 2**63")
     low, high = extent(layout)
     if low != high and not found.address:
         raise errors.NullPointerError(f"has shape {found.shape}, but no memory")
     if not 0 <= found.address + low <= found.address + high < 2**64:
-        raise errors.ParamError(f"with shape {found.shape} leaves the address space")
-    if found.address % min(found.dtype.itemsize, 8):
-        raise errors.ParamError(f"at {found.address:#x} is not aligned to its element type {found.dtype}")
+        raise errors.ParamError(
+            f"has shape {found.shape} at {found.address:#x}, which leaves the address space"
+        )
+    if low != high and found.address % found.dtype.alignment:
+        raise errors.ParamError(
+            f"with shape {found.shape} at {found.address:#x} is not aligned to its element type {found.dtype}"
+        )
     storage = _Storage(found.device, found.address + low, high - low, capsule)
     writable = found.writable and package_of(type(source)) not in _IMMUTABLE
     return Tensor._make(storage, layout, found.address, writable)

@@ -38,8 +38,10 @@ def attempt(
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
-def build_fake_backend(folder: Path) -> Path:
-    """Compile the test-only backend: devices QY:0 and QY:1 with memory that the host cannot touch."""
+def build_fake_backend(folder: Path, *flags: str) -> Path:
+    """Compile the test-only backend: devices QY:0 and QY:1, unless flags say otherwise, with memory that the
+    host cannot touch.
+    """
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     source = ROOT / "native" / "tests" / "fake_backend.c"
     if compiler is None or not source.is_file():
@@ -51,6 +53,7 @@ def build_fake_backend(folder: Path) -> Path:
             compiler,
             "-shared",
             "-fPIC",
+            *flags,
             "-I",
             str(include),
             str(source),

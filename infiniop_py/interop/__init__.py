@@ -8,7 +8,7 @@ of its arrays arrives.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -29,6 +29,8 @@ TENSOR = Adapter(attrgetter("_view"), attrgetter("_writable"), allocate_tensor, 
 
 _ADAPTERS: dict[type, Adapter] = {Tensor: TENSOR, np.ndarray: NUMPY}
 _VIEWS: dict[type, Callable[[Any], View]] = {kind: adapter.view for kind, adapter in _ADAPTERS.items()}
+#: Of the kinds whose library keeps count of writes; empty until one of them arrives.
+write_counts: dict[type, Callable[[Any], None]] = {}
 
 
 def _claimed(op: str, name: str, kind: type) -> Adapter | None:
@@ -54,13 +56,18 @@ def _adapter(op: str, name: str, operand: object) -> Adapter:
     if adapter is None:
         adapter = _claimed(op, name, kind)
         if adapter is None:
-            # The one protocol that instances have, and not always their class.
-            if not isinstance(operand, (np.ndarray, np.generic)) and hasattr(operand, "__array_interface__"):
-                return _exchange.ARRAY_INTERFACE
+            # These two may be the instance's alone, not its class's.
+            if not isinstance(operand, (np.ndarray, np.generic, type)):
+                if hasattr(operand, "__cuda_array_interface__"):
+                    return _exchange.CUDA_ARRAY_INTERFACE
+                if hasattr(operand, "__array_interface__"):
+                    return _exchange.ARRAY_INTERFACE
             raise OperandError(
                 f"{op}: {name} is a {kind.__name__}, needs a NumPy array or a Tensor, or any array with "
                 "__dlpack__"
             )
+        if adapter.count_write is not None:
+            write_counts[kind] = adapter.count_write
         _VIEWS[kind] = adapter.view
         _ADAPTERS[kind] = adapter
     return adapter
@@ -88,7 +95,7 @@ def _named(op: str, name: str) -> Iterator[None]:
     try:
         yield
     except InfiniopError as error:
-        raise type(error)(f"{op}: {name} {error}", status=error.status) from None
+        raise type(error)(f"{op}: {name} {error}", status=error.status) from error.__cause__
 
 
 def views3(op: str, names: Sequence[str], c: Any, a: Any, b: Any) -> Sequence[View]:
@@ -108,6 +115,14 @@ def need_writable(op: str, name: str, operand: Any) -> None:
         with _named(op, name):
             shape = adapter.view(operand)[1][1]
         raise ParamError(f"{op}: {name} with shape {shape} is read-only, but it is an output")
+
+
+def count_writes(outputs: Iterable[Any]) -> None:
+    """Tell the libraries that keep count of it that arrays of theirs were written."""
+    for operand in outputs:
+        count = write_counts.get(type(operand))
+        if count is not None:
+            count(operand)
 
 
 def common_device(op: str, names: Sequence[str], operand_views: Sequence[View]) -> Device:

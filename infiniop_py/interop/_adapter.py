@@ -20,9 +20,10 @@ class Adapter(NamedTuple):
 
     ``view`` gives device, layout and pointer; the pointer keeps alive what the operand itself does not.
     Errors of it begin with a verb: the caller puts the operator and the operand's name before them.
-    ``writable`` is asked once about each output, before it is written. ``allocate(dtype, shape, device,
-    op)`` makes what a result is computed in, and ``finish`` what the user gets of it afterwards. A call
-    with several kinds of inputs answers in the kind of the highest ``rank``, the first one of several.
+    ``writable`` is asked about each output before it is written. ``allocate(dtype, shape, device, op)``
+    makes what a result is computed in, and ``finish`` what the user gets of it afterwards. A call with
+    several kinds of inputs answers in the kind of the highest ``rank``, the first one of several. Libraries
+    that keep count of writes are told by ``count_write`` of each one that was done.
     """
 
     view: Callable[[Any], View]
@@ -30,3 +31,4 @@ class Adapter(NamedTuple):
     allocate: Callable[[DType, Shape, Device, str], Any]
     rank: int
     finish: Callable[[Any], Any] = _as_it_is
+    count_write: Callable[[Any], None] | None = None

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from operator import index
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._layout import Layout, Shape, interned, row_major
+from .._dlpack import asked
+from .._layout import Shape, interned, row_major
 from .._native import owning_pointer
 from ..device import Device, DeviceType, device_scope, synchronize, thread
 from ..dtypes import DType, from_numpy_dtype
-from ..errors import GraphError, OperandError, ParamError
+from ..errors import GraphError, OperandError, ParamError, StrideError
 from ..tensor import Tensor, View, package_of, tensor_of
 from ..tensor import allocate as allocate_tensor
 from . import _numpy
@@ -59,7 +61,7 @@ def dlpack(kind: type) -> Adapter:
 
 
 def _interface_array(array: Any) -> np.ndarray[Any, Any]:
-    made = np.asarray(array)
+    made: np.ndarray[Any, Any] = asked(array, "__array_interface__", np.asarray, array)
     if made.dtype.hasobject:
         raise OperandError(f"is a {type(array).__name__} of Python objects, needs numbers")
     return made
@@ -81,30 +83,56 @@ ARRAY_INTERFACE = Adapter(
 )
 
 
-def _cuda_interface(array: Any) -> tuple[Layout, int, bool]:
-    described = array.__cuda_array_interface__
-    if described.get("mask") is not None:
-        raise OperandError("has a mask, which no operator here knows")
-    dtype = from_numpy_dtype(np.dtype(described["typestr"]), "has elements whose dtype")
-    shape = tuple(described["shape"])
-    strides = described.get("strides")
-    strides = row_major(shape, dtype.itemsize) if strides is None else tuple(strides)
-    address, read_only = described["data"]
-    return interned(dtype, shape, strides), address or 0, not read_only
+class _Described(NamedTuple):
+    """What ``__cuda_array_interface__`` says."""
+
+    numpy_dtype: np.dtype[Any]
+    shape: Shape
+    strides: tuple[int, ...] | None
+    address: int
+    writable: bool
+    masked: bool
+    stream: int | None
+
+
+def _described(array: Any) -> _Described:
+    said = array.__cuda_array_interface__
+    strides, (address, read_only) = said.get("strides"), said["data"]
+    return _Described(
+        np.dtype(said["typestr"]),
+        tuple(map(index, said["shape"])),
+        None if strides is None else tuple(map(index, strides)),
+        index(address or 0),
+        not read_only,
+        said.get("mask") is not None,
+        said.get("stream"),
+    )
+
+
+def _cuda_interface(array: Any) -> _Described:
+    said: _Described = asked(array, "__cuda_array_interface__", _described, array)
+    return said
 
 
 def _cuda_view(array: Any) -> View:
-    layout, address, _ = _cuda_interface(array)
+    said = _cuda_interface(array)
+    if said.masked:
+        raise OperandError("has a mask, which no operator here knows")
+    dtype = from_numpy_dtype(said.numpy_dtype, "has elements whose dtype")
+    if said.strides is not None and len(said.strides) != len(said.shape):
+        raise StrideError(f"has {len(said.strides)} strides for shape {said.shape}")
+    strides = row_major(said.shape, dtype.itemsize) if said.strides is None else said.strides
+    layout = interned(dtype, said.shape, strides)
     # The protocol does not say which device; arrays know it themselves.
-    index = getattr(getattr(array, "device", None), "id", 0)
-    device = Device(DeviceType.NVIDIA, index if isinstance(index, int) else 0)
-    stream = array.__cuda_array_interface__.get("stream")
-    if stream == 0:
+    number = getattr(getattr(array, "device", None), "id", 0)
+    device = Device(DeviceType.NVIDIA, number if isinstance(number, int) else 0)
+    if said.stream == 0:
         raise ParamError("names stream 0, which the CUDA array interface does not allow")
-    if stream is not None:  # work that this library's streams know nothing of may still be going on there
+    if said.stream is not None:
+        # Work that this library's streams know nothing of may still be going on there.
         with device_scope(device):
             synchronize(device)
-    return device, layout, owning_pointer(address, array)
+    return device, layout, owning_pointer(said.address, array)
 
 
 def _cuda_allocate(dtype: DType, shape: Shape, device: Device, op: str) -> Tensor:
@@ -112,4 +140,6 @@ def _cuda_allocate(dtype: DType, shape: Shape, device: Device, op: str) -> Tenso
 
 
 #: Anything with ``__cuda_array_interface__``: results are Tensors.
-CUDA_ARRAY_INTERFACE = Adapter(_cuda_view, lambda array: _cuda_interface(array)[2], _cuda_allocate, rank=1)
+CUDA_ARRAY_INTERFACE = Adapter(
+    _cuda_view, lambda array: _cuda_interface(array).writable, _cuda_allocate, rank=1
+)

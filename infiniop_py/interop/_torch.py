@@ -28,7 +28,7 @@ def adapter(torch: Any) -> Adapter:
     of_dtype = {dtype: own for own, dtype in dtypes.items()}
     strided = torch.strided
     is_grad_enabled = torch.is_grad_enabled
-    count_write = torch.autograd.graph.increment_version
+    increment_version = torch.autograd.graph.increment_version
 
     @lru_cache(maxsize=1 << 14)
     def layout(own: Any, shape: Shape, strides: tuple[int, ...]) -> Layout:
@@ -57,22 +57,21 @@ def adapter(torch: Any) -> Adapter:
             )
         device = CPU if tensor.is_cpu else device_of(tensor)
         try:
-            address = tensor.data_ptr()
-        except RuntimeError as error:  # inside of torch's transforms and compilers
+            address, shape, strides = tensor.data_ptr(), tensor.shape, tensor.stride()
+        except RuntimeError as error:  # inside of torch's transforms and compilers, and tensors of tensors
             raise OperandError(f"is a torch tensor without memory of its own: {error}") from None
-        return device, layout(tensor.dtype, tensor.shape, tensor.stride()), cast(VOID_POINTER, address)
+        return device, layout(tensor.dtype, shape, strides), cast(VOID_POINTER, address)
 
-    def writable(tensor: Any) -> bool:
+    def count_write(tensor: Any) -> None:
         # So that autograd sees that what it saved has changed, as it does with torch's own operators.
         if not tensor.is_inference():
-            count_write(tensor)
-        return True
+            increment_version(tensor)
 
     def allocate(dtype: DType, shape: Shape, device: Device, what: str) -> Any:
         where = "cpu" if device is CPU else f"cuda:{device.index}"
         return torch.empty(shape, dtype=of_dtype[dtype], device=where)
 
-    return Adapter(view, writable, allocate, rank=1)
+    return Adapter(view, lambda tensor: True, allocate, rank=1, count_write=count_write)
 
 
 def need_memory(torch: Any, op: str, name: str, kind: type) -> None:

@@ -10,7 +10,7 @@ from .._native_op import Problem
 from ..device import CPU
 from ..errors import ShapeError
 from ..graph import GraphOperator
-from ..interop import allocate, common_device, need_writable, views, views3
+from ..interop import allocate, common_device, count_writes, need_writable, views, views3, write_counts
 
 _INPUTS = ("a", "b")
 _WITH_OUT = ("out", *_INPUTS)
@@ -80,6 +80,8 @@ def _into(cls: type[Elementwise]) -> Callable[..., Any]:
         need_writable(op, names[0], c)
         (on_c, layout_c, at_c), (on_a, layout_a, at_a), (on_b, layout_b, at_b) = operand_views
         if on_c is on_a is on_b is CPU and again(layout_c, layout_a, layout_b, at_c, at_a, at_b):
+            if write_counts:
+                count_writes((c,))
             return c
         cls.launch_new((c, a, b), operand_views, names=names)
         return c

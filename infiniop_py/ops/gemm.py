@@ -11,7 +11,7 @@ from .._native_op import Problem, native_op
 from ..device import CPU
 from ..errors import ParamError, ShapeError
 from ..graph import GraphOperator, planned, submit_together
-from ..interop import allocate, common_device, need_writable, views, views3
+from ..interop import allocate, common_device, count_writes, need_writable, views, views3, write_counts
 from ..tensor import Tensor
 from ._scalars import as_float
 from .rearrange import Rearrange
@@ -223,6 +223,8 @@ def gemm_(c: Any, a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0) -> Any:
     if scalars == _PLAIN:
         (on_c, layout_c, at_c), (on_a, layout_a, at_a), (on_b, layout_b, at_b) = operand_views
         if on_c is on_a is on_b is CPU and _again(layout_c, layout_a, layout_b, at_c, at_a, at_b):
+            if write_counts:
+                count_writes((c,))
             return c
     Gemm.launch((c, a, b), operand_views, scalars=scalars)
     return c
