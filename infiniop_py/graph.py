@@ -17,6 +17,8 @@ from types import TracebackType
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
 from weakref import finalize
 
+from numpy import ndarray
+
 from ._layout import Layout
 from ._log import logger
 from ._native_op import (
@@ -271,7 +273,8 @@ class GraphOperator(ABC):
 
     def _run(self) -> None:
         for name, output in self._asked:
-            need_writable(self.name, name, output)
+            if type(output) is not ndarray or not output.flags.writeable:  # else a call less
+                need_writable(self.name, name, output)
         if logger.isEnabledFor(logging.DEBUG):
             self._run_logged()
         elif self._prepared is None or self._prepared():  # which has no words for what is refused
