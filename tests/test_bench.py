@@ -103,7 +103,8 @@ def test_json_has_every_field(tmp_path: Path) -> None:
     assert report["schema"] == 1
     assert report["threads"] == [1, 2]
     assert set(report["machine"]) >= {"cpu", "caches", "isa", "compiler", "date", "infiniop_py", "numpy"}
-    assert {(one["what"], one["threads"]) for one in report["ceilings"]} == {(COPY, 1), (COPY, 2)}
+    measured = {(one["what"], one["threads"]) for one in report["ceilings"]}
+    assert measured == {(what, n) for what in (COPY, FMA_F32) for n in (1, 2)}
     assert len(report["rows"]) == 4
     for row in report["rows"]:
         assert set(row) == {
@@ -111,6 +112,7 @@ def test_json_has_every_field(tmp_path: Path) -> None:
             *("unit", "median_seconds", "spread", "samples", "rate", "call_overhead_removed_seconds"),
             *("bound", "roofline_seconds", "roofline_rate", "bandwidth_bytes_per_second"),
             *("percent_of_roofline", "best_peer", "peers", "failures", "other_processes_cpu_share"),
+            "fma_rate_of_ceiling",
         }
         assert (row["op"], row["dtype"], row["unit"], row["bound"]) == ("add", "F32", "GB/s", COPY)
         assert row["samples"] >= timing.MIN_ROUNDS
@@ -352,6 +354,43 @@ def test_turns_alternate_and_go_round_the_sets() -> None:
     assert which == [i % 3 for i in range(len(which))]
     names = [name for i, (name, _) in enumerate(called) if i == 0 or called[i - 1][0] != name]
     assert names[:4] == ["one", "two", "one", "two"]
+
+
+def test_what_comes_after_a_turn_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    inside: list[bool] = []
+    seconds = timing._seconds
+
+    def timed(calls: list[timing.Call]) -> float:
+        inside.append(True)
+        took = seconds(calls)
+        inside.pop()
+        return took
+
+    def after() -> None:
+        assert not inside
+        called.append("after")
+
+    monkeypatch.setattr(timing, "_seconds", timed)
+
+    contender = timing.Contender("one", [lambda: called.append("call")], after=after)
+    timings, _ = timing.take_turns([contender], 1e-3)
+    assert called.count("after") == timings["one"].samples >= timing.MIN_ROUNDS
+    assert called[0] == "call" and called[-1] == "after"
+
+
+def test_a_row_says_how_fast_the_cpus_were_meanwhile() -> None:
+    slower = iter([100e9, 100e9, 100e9, *[60e9] * 1000])
+    case = rows.gemm(DType.F32, (4, 8, 16))
+    ceilings = Ceilings(lambda what, size, n: next(slower) if what == FMA_F32 else RATES[what], 2**28)
+    result = suite.measure_row(case, memory.Memory(case), [], 1, ceilings, 1e-3)
+    assert result.pace == pytest.approx(0.6)
+    assert result.disturbed
+    assert result.as_json()["fma_rate_of_ceiling"] == result.pace
+    text = Report(machine.facts(), {}, [], 1.0, ceilings, [1], [result]).text()
+    (row,) = [line for line in text.splitlines() if line.startswith("gemm")]
+    assert "4x8x16" in row and "!" in row and "60 %" in row
+    assert "below 85 %" in text
 
 
 def test_a_failing_contender_is_reported_and_the_others_measured() -> None:

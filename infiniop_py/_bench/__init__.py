@@ -9,7 +9,8 @@ How a row is measured:
   whole.
 * Turns go on until every spread (interquartile range / median) is small, or the row's time is used up. The
   medians are reported.
-* What other processes use of the CPUs meanwhile is measured too, and rows they disturb are marked.
+* What other processes use of the CPUs meanwhile is measured too, and so is the FMA rate after each turn of
+  ours: CPUs that are shared with other machines run slower for seconds at a time. Rows disturbed are marked.
 * A row meant to come from memory goes round several sets of operands, more than the last-level cache holds.
   All other rows find in the caches what fits there.
 

@@ -55,6 +55,10 @@ class Roof(NamedTuple):
         return 100 * self.seconds / seconds
 
 
+def _fma_of(dtype: DType) -> str:
+    return FMA_F64 if dtype is DType.F64 else FMA_F32
+
+
 class Ceilings:
     """Ceilings, measured when they are first asked for.
 
@@ -79,7 +83,13 @@ class Ceilings:
 
     def fma(self, dtype: DType, threads: int) -> float:
         """flop/s of multiply-adds in the type that gemm of `dtype` accumulates in."""
-        return self._rate(FMA_F64 if dtype is DType.F64 else FMA_F32, 0, threads)
+        return self._rate(_fma_of(dtype), 0, threads)
+
+    def fma_now(self, dtype: DType, threads: int) -> float:
+        """The same, measured anew. CPUs shared with other machines run slower for seconds at a time, and
+        nothing but work shows it.
+        """
+        return self._measure(_fma_of(dtype), 0, threads)
 
     def bandwidth(self, what: str, working_set: int, threads: int) -> float:
         """bytes/s of copying or reading in a working set of so many bytes."""
@@ -102,7 +112,7 @@ class Ceilings:
         if case.flops:
             computing = case.flops / self.fma(case.dtype, threads)
             if computing >= moving:
-                return Roof(computing, FMA_F64 if case.dtype is DType.F64 else FMA_F32, bandwidth)
+                return Roof(computing, _fma_of(case.dtype), bandwidth)
         return Roof(moving, what, bandwidth)
 
     def measured(self, threads: int) -> list[tuple[str, int, float]]:
@@ -117,6 +127,7 @@ class Ceilings:
         others = OtherProcesses()
         for case, sets in cases:
             self.roof(case, sets, threads)
+            self.fma(case.dtype, threads)
         for _ in range(_RETRIES):
             if others.share() <= DISTURBED:
                 return

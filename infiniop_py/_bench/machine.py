@@ -20,6 +20,7 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 DEFAULT_LAST_LEVEL_CACHE = 2**25  # where the system does not tell
 DEFAULT_MEMORY = 2**32
+SLOWED = 0.85  # of the FMA ceiling: below that, CPUs are too slow for a measurement to be worth much
 DISTURBED = 0.05  # share of the CPUs that others may have before a measurement is worth little
 
 

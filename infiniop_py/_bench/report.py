@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from .ceilings import COPY, READ, Ceilings
-from .machine import size_text
+from .machine import SLOWED, size_text
 from .suite import Result
 
 SCHEMA = 1  # of the JSON; counts up when the meaning of a field changes
@@ -130,14 +130,14 @@ class Report:
 
     def _columns(self) -> list[list[str]]:
         present = [name for name in self.versions if any(name in result.peers for result in self.results)]
-        titles = ["op", "dtype", "shape", "layout", "threads", "rate", "unit", "spread", "% of roof", "bound"]
-        return [[*titles, *present], *(_cells(result, present) for result in self.results)]
+        return [[*_TITLES, *present], *(_cells(result, present) for result in self.results)]
 
     def _notes(self) -> Iterator[str]:
         names = ", ".join(self.versions)
         if names:
             yield f"Columns {names}: their time / ours; above 1, ours is faster."
         yield "Rates are of medians; spread is the interquartile range / median."
+        yield "pace: the CPUs' FMA rate during the row, of the peak above."
         if any(result.timing.overhead for result in self.results):
             taken = max(result.timing.overhead for result in self.results)
             yield (
@@ -149,7 +149,10 @@ class Report:
         if self.ceilings.disturbed:
             yield "Other processes disturbed the measurement of the ceilings: percentages may be too high."
         if any(result.disturbed for result in self.results):
-            yield "!: other processes used more than a twentieth of the CPUs meanwhile; see --retries."
+            yield (
+                "!: other processes used more than a twentieth of the CPUs meanwhile, or the pace was below "
+                f"{100 * SLOWED:.0f} %; see --retries."
+            )
         if any(peer.estimated for result in self.results for peer in result.peers.values()):
             yield "~: at the rate of a smaller problem, because one call would take too long."
         yield from dict.fromkeys(
@@ -163,7 +166,9 @@ class Report:
         yield from (reason + "." for reason in self.left_out)
 
 
-_LEFT = 4  # columns of words
+_WORDS = ("op", "dtype", "shape", "layout")
+_TITLES = (*_WORDS, "threads", "rate", "unit", "spread", "% of roof", "pace", "bound")
+_LEFT = len(_WORDS)  # columns
 
 
 def _cells(result: Result, peers: Sequence[str]) -> list[str]:
@@ -179,6 +184,7 @@ def _cells(result: Result, peers: Sequence[str]) -> list[str]:
         result.unit,
         percent(timing.spread),
         f"{result.percent:.0f} %",
+        f"{100 * result.pace:.0f} %",
         result.roof.bound,
         *(_ratio(result, peer) for peer in peers),
     ]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 from ..cpu import num_threads
 from . import ours
 from .ceilings import Ceilings, Roof
-from .machine import DISTURBED, OtherProcesses
+from .machine import DISTURBED, SLOWED, OtherProcesses
 from .memory import Memory
 from .peers import Peer
 from .rows import Case
@@ -43,6 +44,7 @@ class Result:
     peers: dict[str, PeerTime] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)  # of peers that raised an exception
     disturbance: float = 0.0  # share of the CPUs that other processes had meanwhile
+    pace: float = 1.0  # FMA rate between the turns / its ceiling
 
     @property
     def working_set(self) -> int:
@@ -68,8 +70,8 @@ class Result:
 
     @property
     def disturbed(self) -> bool:
-        """Did other processes spoil it?"""
-        return self.disturbance > DISTURBED
+        """Did other processes, or slower CPUs, spoil it?"""
+        return self.disturbance > DISTURBED or self.pace < SLOWED
 
     @property
     def best_peer(self) -> str | None:
@@ -109,6 +111,7 @@ class Result:
             },
             "failures": self.failures,
             "other_processes_cpu_share": self.disturbance,
+            "fma_rate_of_ceiling": self.pace,
         }
 
 
@@ -128,7 +131,13 @@ def measure_row(
     for peer in peers:
         peer.set_threads(threads)
     with num_threads(threads):
-        contenders = [ours.contender(case, memory)]
+        paces: list[float] = []
+        ceiling = ceilings.fma(case.dtype, threads)
+
+        def take_pace() -> None:
+            paces.append(ceilings.fma_now(case.dtype, threads) / ceiling)
+
+        contenders = [replace(ours.contender(case, memory), after=take_pace)]
         estimates: dict[str, float] = {}
         for peer in peers:
             contender = peer.contender(case, memory)
@@ -142,6 +151,7 @@ def measure_row(
         others = OtherProcesses()
         timings, failures = take_turns(contenders, budget)
         disturbance = others.share()
+        pace = median(paces) if paces else 1.0
     if ours.NAME in failures:
         raise RuntimeError(f"{case.name}: {failures[ours.NAME]}")
     times = {}
@@ -152,7 +162,7 @@ def measure_row(
             timing = Timing(estimates[peer.name], None, 0)
             times[peer.name] = PeerTime(timing, True, peer.remark(case))
     roof = ceilings.roof(case, memory.sets, threads)
-    return Result(case, threads, memory.sets, roof, timings[ours.NAME], times, failures, disturbance)
+    return Result(case, threads, memory.sets, roof, timings[ours.NAME], times, failures, disturbance, pace)
 
 
 def _estimate(peer: Peer, case: Case, limit: float) -> float | None:

@@ -36,6 +36,7 @@ class Contender:
     overhead  the same call from Python of a C function that does nothing: its time is taken off
     prepare   what must be done before the first call, untimed
     keep      what must live as long as the calls do
+    after     what is done after each turn, untimed and not charged to the budget
     """
 
     name: str
@@ -43,6 +44,7 @@ class Contender:
     overhead: Call | None = None
     prepare: Call | None = None
     keep: object = None
+    after: Call | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,8 @@ class _Turns:
             self.overheads.append(_seconds([self.contender.overhead] * self.batch) / self.batch)
         self.used += perf_counter() - start
         self.finished = self.used > budget / 2 and len(self.samples) >= MIN_ROUNDS
+        if self.contender.after is not None:
+            self.contender.after()
 
     def get_warm(self, sets: Iterator[int]) -> None:
         """Threads that have slept may be put on one CPU and part only after tens of milliseconds."""
