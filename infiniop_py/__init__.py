@@ -63,7 +63,8 @@ from .errors import (
     UnsupportedError,
     WorkspaceError,
 )
-from .graph import Graph, GraphOperator, is_graph_recording, start_graph_recording, stop_graph_recording
+from .graph import Graph, MemoryReport, is_graph_recording, start_graph_recording, stop_graph_recording
+from .graph_operator import GraphOperator
 from .ops import (
     Add,
     AddRMSNorm,
@@ -104,6 +105,7 @@ __all__ = [
     "InternalError",
     "LRUCache",
     "LibraryError",
+    "MemoryReport",
     "Mul",
     "NullPointerError",
     "OpCache",

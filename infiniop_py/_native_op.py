@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from . import _native
 from ._layout import RESULT, Layout, Shape, element_strides, overlap, row_major
@@ -96,19 +96,23 @@ def _refusal(
 class Call(Protocol):
     """What this module needs of a planned call."""
 
-    name: ClassVar[str]
-    n_outputs: ClassVar[int]
-    native: ClassVar[NativeOp]
     names: Sequence[str]
     device: Device
     layouts: tuple[Layout, ...]
-    pointers: list[Any]
     params: tuple[float, ...]
     scalars: tuple[float, ...]
     plan: Any
 
-    @classmethod
-    def cache(cls) -> OpCache: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def n_outputs(self) -> int: ...
+    @property
+    def native(self) -> NativeOp: ...
+    @property
+    def pointers(self) -> list[Any]: ...
+
+    def cache(self) -> OpCache: ...
 
     def problem(self) -> Problem: ...
 
@@ -258,18 +262,18 @@ def refuse_overlap(call: Call) -> None:
                 )
 
 
-def refuse(call: Call, scratch: Workspace | None) -> NativeGraph:
-    """Raise now what a run of the call would be refused for, and get the workspace it needs; return the call
-    as a graph of its own.
-
-    `scratch` is the workspace of the graph that is to hold the call; None: it is to run at once.
+def refuse(call: Call) -> NativeGraph:
+    """Raise now what a run of the call would be refused for; return the call as a graph of its own, which
+    may be run if it needs no workspace.
     """
-    if scratch is None:
-        scratch = _workspace(call.device)
-        scratch.reserve(call.plan.workspace_size)
     graph = NativeGraph(call.device)
-    graph.append(call, scratch)
+    graph.append(call, _SOMEWHERE)
     return graph
+
+
+def reserve(call: Call) -> None:
+    """Get the workspace that a run of the call by this thread needs."""
+    _workspace(call.device).reserve(call.plan.workspace_size)
 
 
 def _workspace(device: Device) -> Workspace:
@@ -298,6 +302,9 @@ def run(call: Call) -> None:
 
 NATIVE = OpImpl(plan, run)
 
+#: A workspace for what is checked and not run.
+_SOMEWHERE = cast(_native.VOID_POINTER, 1 << 12)
+
 
 class NativeGraph:
     """A native executor: calls with their pointers, run in one native call."""
@@ -313,13 +320,13 @@ class NativeGraph:
             check(lib.infiniopCreateGraph(handle(device), out))
         self.pointer = out[0]
 
-    def append(self, call: Call, scratch: Workspace) -> None:
-        """Append a call planned by :data:`NATIVE`, checked like a run of it."""
+    def append(self, call: Call, workspace: Any) -> None:
+        """Append a call planned by :data:`NATIVE`, checked like a run of it. `workspace` points to as many
+        bytes as its plan needs, until the graph is gone.
+        """
         descriptor: Descriptor = call.plan
         if descriptor.offsets is not None:
             refuse_overlap(call)
-        reserved = scratch.reserve(descriptor.workspace_size, keep=True)
-        memory = NULL if reserved is None else reserved._view[2]
         alpha, beta = call.scalars or (1.0, 0.0)
         with device_scope(self.device):
             for pointers in descriptor.shifted(call.pointers):
@@ -327,7 +334,7 @@ class NativeGraph:
                 status = lib.infiniopGraphAppend(
                     self.pointer,
                     descriptor.pointer,
-                    memory,
+                    workspace,
                     descriptor.workspace_size,
                     operands,
                     len(operands),

@@ -1,473 +1,87 @@
-"""``GraphOperator``, one planned call of an operator, and ``Graph``, a recorded list of them.
+"""``Graph``: operators recorded once, planned as a whole, and replayed.
 
-Executing an operator plans it, and then either runs it or, while this thread records, appends it to the
-graph::
+::
 
-    execute -> views -> plan (dispatcher, cache) -> recording? append : run
+    record -> nodes and what memory they touch -> fusion -> memory plan -> native executors
+
+While recording, results get memory of their own, which nothing touches. At the end the graph lets go of it;
+what nobody else has then exists in the graph alone, and is given a place in its arena.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
-from weakref import finalize
+from typing import Any, NamedTuple
+from weakref import ref
 
-from numpy import ndarray
-
+from ._fusion import MODES, Fusion, Rewrite
 from ._layout import Layout
 from ._log import logger
-from ._native_op import (
-    NATIVE,
-    Descriptor,
-    NativeGraph,
-    NativeOp,
-    Problem,
-    refuse,
-    refuse_overlap,
-    run3,
-)
-from .cache import CAPACITY, OpCache
+from ._memory import Block, MemoryReport, arena_size, lifetimes, place
+from ._native import NULL, address
+from ._native import pointer as as_pointer
+from ._native_op import NATIVE, NativeGraph, refuse
+from ._program import Node, Range, buffer_at, covers, range_of, virtual
 from .device import CPU, Device, refuse_pickle, thread
-from .dispatcher import OpDispatcher, OpImpl
-from .errors import DeviceError, DTypeError, GraphError, OperandError, ShapeError, StrideError
-from .interop import as_tensor, common_device, count_writes, need_writable, views, write_counts
-from .tensor import Tensor, View
-from .workspace import Workspace
+from .dtypes import DType
+from .errors import GraphError, OperandError, ParamError
+from .graph_operator import GraphOperator, need_alike
+from .interop import count_writes, need_writable, views, write_counts
+from .tensor import Tensor, allocate
 
-__all__ = ["Graph", "GraphOperator", "is_graph_recording", "start_graph_recording", "stop_graph_recording"]
-
-
-def _is_quiet() -> bool:
-    return not logger.isEnabledFor(logging.DEBUG)
+__all__ = ["Graph", "MemoryReport", "is_graph_recording", "start_graph_recording", "stop_graph_recording"]
 
 
-class _ThreadCache(threading.local):
-    def __init__(self, name: str) -> None:
-        self.cache = OpCache(CAPACITY, name)
-        self.cpu = self.cache.get_cache(CPU)
+class _Made(NamedTuple):
+    """Memory that was allocated while recording."""
 
-
-class GraphOperator(ABC):
-    """One planned call of an operator: operands, scalars, and the plan to run it any number of times.
-
-    The subclasses are the operators. Their constructors plan a call, and everything that can be wrong with
-    it is refused there; calling it computes the outputs from what the operands hold then, which costs a
-    small part of what the function of the operator costs; :meth:`run` does so with other operands of the
-    same layouts.
-
-    >>> import numpy as np
-    >>> from infiniop_py import gemm
-    >>> a, b, c = np.eye(2), np.ones((2, 2)), np.empty((2, 2))
-    >>> plan = gemm.plan(c, a, b)  # outputs first
-    >>> plan(alpha=3.0)
-    array([[3., 3.],
-           [3., 3.]])
-    >>> a[0, 0] = 5.0
-    >>> plan.run(); c
-    array([[5., 5.],
-           [1., 1.]])
-    >>> plan.run(b=2 * b); c
-    array([[10., 10.],
-           [ 2.,  2.]])
-
-    A plan may be run by several threads at once if their outputs differ. It keeps its operands, and holds
-    their addresses like a :class:`Graph`.
-
-    The class that fills in `native` is an operator and gets a dispatcher and a cache; classes above it hold
-    what several share, and classes below it are the same operator in other words.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "_asked",
-        "_how",
-        "_impl",
-        "_prepared",
-        "device",
-        "layouts",
-        "names",
-        "operands",
-        "params",
-        "plan",
-        "pointers",
-        "scalars",
-    )
-
-    #: Rows that a subclass fills in.
-    name: ClassVar[str]
-    operand_names: ClassVar[tuple[str, ...]]
-    n_outputs: ClassVar[int]
-    native: ClassVar[NativeOp]
-
-    #: Of operators of three operands: see _shortcut.
-    again: ClassVar[Callable[[Any, Any, Any, Any, Any, Any], bool]]
-
-    _dispatcher: ClassVar[OpDispatcher]
-    _local: ClassVar[_ThreadCache]
-
+    owner: ref[Any]
     device: Device
-    operands: tuple[Any, ...]  # outputs first
-    names: Sequence[str]  # of the operands, in messages
-    layouts: tuple[Layout, ...]
-    pointers: list[Any]
-    params: tuple[float, ...]  # scalars fixed by the plan
-    scalars: tuple[float, ...]  # scalars of one run
-    plan: Any
-    _impl: OpImpl
-    _how: str  # where the plan came from; known only while that is logged
-    # Outputs to ask at each run whether they may be written, as NumPy arrays may be no more; torch counts it.
-    _asked: Sequence[tuple[str, Any]]
-    _prepared: Callable[[], int] | None  # the whole run as one native call, which returns its status
-
-    def __init_subclass__(cls) -> None:
-        if "native" not in cls.__dict__:
-            return
-        cls._dispatcher = OpDispatcher(cls.name)
-        cls._dispatcher.register_all(NATIVE, override_existing=False)
-        cls._local = _ThreadCache(cls.name)
-        if len(cls.operand_names) == 3:
-            cls.again = staticmethod(_shortcut(cls))
-
-    @classmethod
-    def dispatcher(cls) -> OpDispatcher:
-        """The operator's table of implementations."""
-        return cls._dispatcher
-
-    @classmethod
-    def cache(cls) -> OpCache:
-        """The operator's descriptors in this thread."""
-        return cls._local.cache
-
-    @classmethod
-    def execute(cls, *operands: Any, **scalars: Any) -> None:
-        """Run the operator, or record it: the arguments are those of the constructor, outputs first."""
-        cls(*operands, **scalars).submit()
-
-    @classmethod
-    @abstractmethod
-    def check(cls, layouts: tuple[Layout, ...], names: Sequence[str]) -> Problem:
-        """Refuse operands that do not fit each other; return the problem in the form C takes."""
-
-    def _plan(
-        self,
-        operands: tuple[Any, ...],
-        operand_views: Sequence[View],
-        params: tuple[float, ...] = (),
-        scalars: tuple[float, ...] = (),
-        names: Sequence[str] | None = None,
-    ) -> None:
-        """Fill in this call. Views are those of the operands; outputs are known to be writable."""
-        self.names = names = names or self.operand_names
-        self.device = device = common_device(self.name, names, operand_views)
-        self.operands = operands
-        self.layouts = tuple([view[1] for view in operand_views])
-        self.pointers = [view[2] for view in operand_views]
-        self.params = params
-        self.scalars = scalars
-        self._asked = ()
-        self._prepared = None
-        self._plan_by(self._dispatcher.implementation(device.type))
-
-    def _plan_by(self, impl: OpImpl) -> None:
-        self._impl = impl
-        self.plan = impl.plan(self) if _is_quiet() else self._plan_logged(impl)
-        if impl.cleanup is not None:
-            finalize(self, impl.cleanup, self.plan).atexit = False
-
-    def _take(
-        self, operands: tuple[Any, ...], params: tuple[float, ...] = (), scalars: tuple[float, ...] = ()
-    ) -> None:
-        """Fill in this call from operands as a caller gave them, for any number of runs."""
-        operand_views = views(self.name, self.operand_names, operands)
-        for name, output in zip(self.operand_names, operands[: self.n_outputs]):
-            need_writable(self.name, name, output)
-        self._plan(operands, operand_views, params, scalars)
-        self._ask_each_run()
-        if self._impl is NATIVE:
-            executor = refuse(self, None)
-            # Each thread has a workspace and a stream of its own.
-            if self.device is CPU and not self.plan.workspace_size:
-                self._prepared = executor.bound()
-
-    @classmethod
-    def _again(
-        cls, operand_views: Sequence[View], params: tuple[float, ...], scalars: tuple[float, ...]
-    ) -> bool:
-        # The same layouts on the same device, so all that `check` and `create` ask is answered. What is
-        # asked of pointers the library asks at each run; a refusal is worded by the call that follows.
-        if thread.recording is not None or not _is_quiet() or cls._dispatcher.table[0] is not NATIVE:
-            return False
-        cache, key = cls._local.cpu, (*[view[1] for view in operand_views], *params)
-        entry = cache.entries.get(key)
-        if entry is None:
-            return False
-        descriptor: Descriptor = entry[0]
-        if descriptor.offsets is not None:
-            return False
-        if descriptor.run_on_cpu([view[2] for view in operand_views], scalars):
-            return False
-        cache.use(key, entry)
-        return True
-
-    @classmethod
-    def launch(
-        cls,
-        operands: tuple[Any, ...],
-        operand_views: Sequence[View],
-        params: tuple[float, ...] = (),
-        scalars: tuple[float, ...] = (),
-        names: Sequence[str] | None = None,
-    ) -> None:
-        """Plan, then run or record, with views already taken."""
-        if all(view[0] is CPU for view in operand_views) and cls._again(operand_views, params, scalars):
-            if write_counts:
-                count_writes(operands[: cls.n_outputs])
-            return
-        cls.launch_new(operands, operand_views, params, scalars, names)
-
-    @classmethod
-    def launch_new(
-        cls,
-        operands: tuple[Any, ...],
-        operand_views: Sequence[View],
-        params: tuple[float, ...] = (),
-        scalars: tuple[float, ...] = (),
-        names: Sequence[str] | None = None,
-    ) -> None:
-        """:meth:`launch` for a caller who knows that no call like this one ran before."""
-        self = cls.__new__(cls)
-        self._plan(operands, operand_views, params, scalars, names)
-        self.submit()
-
-    def submit(self) -> None:
-        """Append the call to the graph this thread records, or else run it."""
-        graph = thread.recording
-        if graph is not None:
-            graph._append(self)
-        else:
-            self._run()
-
-    def __call__(self) -> Any:
-        """Run the call, or record it if this thread records a graph; return the output, or all of them."""
-        self.submit()
-        return self.operands[0] if self.n_outputs == 1 else self.operands[: self.n_outputs]
-
-    def run(self, **operands: Any) -> None:
-        """Compute the outputs from the current contents of the inputs, at once, also while recording.
-
-        Operands that are given, by the names of :attr:`operand_names`, stand in for those of the plan in
-        this run. They need the same device and layout: else DTypeError, ShapeError, StrideError or
-        DeviceError.
-        """
-        call = self._with_operands(operands) if operands else self
-        call._run()
-
-    def _ask_each_run(self) -> None:
-        outputs = zip(self.names, self.operands[: self.n_outputs])
-        self._asked = [(name, output) for name, output in outputs if type(output) is not Tensor]
-
-    def _run(self) -> None:
-        for name, output in self._asked:
-            if type(output) is not ndarray or not output.flags.writeable:  # else a call less
-                need_writable(self.name, name, output)
-        if logger.isEnabledFor(logging.DEBUG):
-            self._run_logged()
-        elif self._prepared is None or self._prepared():  # which has no words for what is refused
-            self._impl.run(self)
-        if write_counts:
-            count_writes(self.operands[: self.n_outputs])
-
-    def _submit_with(self, scalars: tuple[float, ...]) -> None:
-        """Submit this call with other scalars of a run."""
-        if (
-            thread.recording is None
-            and self._impl is NATIVE
-            and self.device is CPU
-            and _is_quiet()
-            and not self.plan.offsets
-        ):
-            for name, output in self._asked:
-                need_writable(self.name, name, output)
-            if self.plan.run_on_cpu(self.pointers, scalars) == 0:
-                if write_counts:
-                    count_writes(self.operands[: self.n_outputs])
-                return
-        self._varied(self.operands, self.pointers, scalars).submit()
-
-    def _with_operands(self, given: dict[str, Any]) -> GraphOperator:
-        """This call with other operands of the same layouts."""
-        operands, pointers = list(self.operands), list(self.pointers)
-        for name, operand in given.items():
-            if name not in self.operand_names:
-                raise OperandError(
-                    f"{self.name}: there is no operand {name!r}, only {', '.join(self.operand_names)}"
-                )
-            i = self.operand_names.index(name)
-            ((device, layout, pointer),) = views(self.name, (name,), (operand,))
-            if device is not self.device:
-                raise DeviceError(f"{self.name}: {name} is on {device}, but the plan is for {self.device}")
-            for what, error, new, planned in zip(_LAYOUT, _LAYOUT_ERRORS, layout, self.layouts[i]):
-                if new != planned:
-                    raise error(f"{self.name}: {name} has {what} {new}, but the plan is for {planned}")
-            operands[i], pointers[i] = operand, pointer
-        return self._varied(tuple(operands), pointers, self.scalars)
-
-    def _varied(
-        self, operands: tuple[Any, ...], pointers: list[Any], scalars: tuple[float, ...]
-    ) -> GraphOperator:
-        """This call with other operands of the same layouts, or with other scalars of a run."""
-        other = type(self).__new__(type(self))
-        other.names, other.device, other.layouts = self.names, self.device, self.layouts
-        other.operands, other.pointers = operands, pointers
-        other.params, other.scalars = self.params, scalars
-        other._prepared = None
-        other._ask_each_run()
-        if self._impl is NATIVE:
-            other._impl, other.plan = NATIVE, self.plan
-        else:  # plans of others may hold their operands and scalars
-            other._plan_by(self._impl)
-        return other
-
-    def problem(self) -> Problem:
-        """The call in the form C takes."""
-        return self.check(self.layouts, self.names)
-
-    def tensors(self) -> list[tuple[Tensor, ...]]:
-        """The operands as Tensors, outputs first, checked and broadcast; one tuple for each run the call
-        needs.
-        """
-        problem = self.problem()
-        sources = [as_tensor(self.name, name, operand) for name, operand in zip(self.names, self.operands)]
-        steps = problem.offsets or ((0,) * len(sources),)
-        return [
-            tuple(
-                source._derive(shape, strides, step)
-                for source, (_, shape, strides), step in zip(sources, problem.layouts, offsets)
-            )
-            for offsets in steps
-        ]
-
-    __reduce__ = refuse_pickle
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._described()}>"
-
-    # ---- logging -----------------------------------------------------------------------------------------
-
-    def _described(self) -> str:
-        operands = ", ".join(
-            f"{name} {layout[0].name}{list(layout[1])}" for name, layout in zip(self.names, self.layouts)
-        )
-        scalars = "".join(f", {value:g}" for value in (*self.params, *self.scalars))
-        return f"{operands}{scalars} on {self.device}"
-
-    def _plan_logged(self, impl: OpImpl) -> Any:
-        cache = self.cache().get_cache(self.device)
-        misses = cache.misses
-        plan = impl.plan(self)
-        self._how = "own" if impl is not NATIVE else "cache miss" if cache.misses != misses else "cache hit"
-        return plan
-
-    def _run_logged(self) -> None:
-        described = self._described()
-        logger.debug("%s enter: %s, %s", self.name, described, getattr(self, "_how", "planned before"))
-        outcome = "failed"
-        start = perf_counter_ns()
-        try:
-            self._impl.run(self)
-            outcome = "exit"
-        finally:
-            microseconds = (perf_counter_ns() - start) / 1e3
-            logger.debug("%s %s: %s, %.1f us", self.name, outcome, described, microseconds)
+    address: int
+    nbytes: int
 
 
-_LAYOUT = ("dtype", "shape", "byte strides")
-_LAYOUT_ERRORS = (DTypeError, ShapeError, StrideError)
+class _Kept(NamedTuple):
+    """What a graph keeps alive, and the memory that is kept by it."""
 
-P = ParamSpec("P")
-R_co = TypeVar("R_co", covariant=True)
-C_co = TypeVar("C_co", covariant=True, bound=GraphOperator)
-
-
-class Planned(Protocol[P, R_co, C_co]):
-    """A function of an operator; ``f.plan`` makes a planned call: see :class:`GraphOperator`."""
-
-    @property
-    def plan(self) -> type[C_co]: ...
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    range: Range
+    operand: Any
+    pointer: Any  # of some kinds of arrays it is the pointer that keeps the memory
+    is_output: bool
 
 
-def planned(op: type[C_co]) -> Callable[[Callable[P, R_co]], Planned[P, R_co, C_co]]:
-    """Decorator that gives an operator's function its ``plan``."""
-
-    def decorate(function: Callable[P, R_co]) -> Planned[P, R_co, C_co]:
-        function.plan = op  # type: ignore[attr-defined]
-        return cast("Planned[P, R_co, C_co]", function)
-
-    return decorate
+class _Named(NamedTuple):
+    operand: Any
+    device: Device
+    layout: Layout
+    pointer: Any
 
 
-def _shortcut(op: type[GraphOperator]) -> Callable[[Any, Any, Any, Any, Any, Any], bool]:
-    """The short way for calls of three operands on the CPU: a function of their layouts and pointers, which
-    runs a call whose layouts the operator ran with before and returns True, or does nothing and returns
-    False.
+class _Program(NamedTuple):
+    """What a graph runs."""
 
-    What is asked of layouts was answered then; what is asked of pointers the library asks at each run.
-    Whatever else there is to look at, to log or to refuse is left to the long way. Each step here is paid for
-    by every small call, hence the short names and the missing function calls.
-    """
-    table = op.dispatcher().table
-    is_logged = logger.isEnabledFor
-    debug = logging.DEBUG
-
-    def again(c: Any, a: Any, b: Any, at_c: Any, at_a: Any, at_b: Any) -> bool:
-        ready = thread.ready
-        try:
-            cache = ready[op]
-            entry = cache.entries[c, a, b]
-        except KeyError:
-            if thread.recording is None:
-                ready[op] = op._local.cpu  # a recording that a signal starts just now has another `ready`
-            return False
-        descriptor = entry[0].run3
-        if descriptor is None or table[0] is not NATIVE or is_logged(debug):
-            return False
-        if run3(descriptor, at_c, at_a, at_b):
-            return False
-        if entry is cache.newest:
-            cache.hits += 1
-        else:
-            cache.use((c, a, b), entry)
-        return True
-
-    return again
-
-
-def submit_together(*calls: GraphOperator) -> None:
-    """Submit several calls in order: all, or none if one of them would be refused."""
-    graph: Graph | None = thread.recording
-    for call in calls:
-        if call._impl is NATIVE:
-            refuse(call, None if graph is None else graph._scratch(call.device))
-        else:
-            refuse_overlap(call)
-    for call in calls:
-        call.submit()
+    nodes: list[Node]  # after fusion; virtual buffers still virtual
+    numbers: list[int]  # of the recorded calls they stand for
+    rewrites: list[Rewrite]
+    blocks: dict[Device, list[Block]]
+    arenas: dict[Device, Tensor]
+    calls: list[Node]  # the nodes at their real addresses
+    workspaces: list[Any]  # pointers, one for each of them
+    steps: list[Any]  # native executors, and calls of implementations that are not native
 
 
 class Graph:
-    """A recorded list of operators.
+    """A recorded list of operators, replayed in as few native calls as possible.
 
     Inside ``with Graph() as g:`` this thread's operators are planned and recorded, not run; what they
     return are the tensors their results will be in. ``g.run()`` runs them in order on what the input
-    tensors and arrays hold then, any number of times. A graph keeps alive what it uses: operands,
-    descriptors, and a workspace of its own. If the block ends with an exception the recording is dropped.
+    tensors and arrays hold then, any number of times, and allocates nothing. A graph keeps alive what it
+    uses. If the block ends with an exception the recording is dropped.
 
     >>> import numpy as np
     >>> from infiniop_py import add, mul
@@ -478,19 +92,32 @@ class Graph:
     >>> g.run(); y
     array([18., 18., 18.], dtype=float32)
 
+    Results that nobody has when the recording ends (no variable, no view of them) exist in the graph alone:
+    they share one arena, in which the memory of what is not needed any more is used again; see
+    :meth:`memory_report`. A torch tensor is always kept. Calls are rewritten where that leaves all other
+    results as they are, bit for bit; see :meth:`explain`. ``fuse="fast"`` also rewrites where one rounding
+    less happens, ``fuse="none"`` nowhere.
+
     One thread at a time runs a graph; a second is refused with GraphError.
 
     A graph holds the addresses of its operands. An array keeps its own for life, except that
     ``numpy.ndarray.resize(..., refcheck=False)`` gives it other memory unseen: do not use that on an array
     which a graph, or a view of which a graph, was recorded with (with its reference check NumPy refuses).
+    :meth:`bind` gives a graph other arrays.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, fuse: str = "exact") -> None:
+        if fuse not in MODES:
+            raise ParamError(f"Graph: fuse is {fuse!r}, needs one of {', '.join(map(repr, MODES))}")
+        self._fuse = fuse
         self._state = "new"  # -> recording -> recorded or dropped
-        self._calls: list[GraphOperator] = []
-        self._steps: list[NativeGraph | GraphOperator] = []
+        self._nodes: list[Node] = []  # as recorded
+        self._kept: list[_Kept] = []
+        self._made: list[_Made] = []
+        self._names: dict[str, _Named] = {}
+        self._sizes: dict[int, int] = {}  # bytes of the virtual buffers
+        self._program = _Program([], [], [], {}, {}, [], [], [])
         self._counted: list[Any] = []  # outputs whose libraries keep count of writes
-        self._workspaces: dict[Device, Workspace] = {}
         self._busy = threading.Lock()
 
     # ---- recording ---------------------------------------------------------------------------------------
@@ -506,12 +133,19 @@ class Graph:
 
     def _end(self, *, drop: bool) -> None:
         thread.recording = None
-        self._state = "dropped" if drop else "recorded"
-        if drop:
-            self._steps.clear()
-            self._counted.clear()
-            self._calls.clear()
-            self._workspaces.clear()
+        self._state = "dropped"  # until all is done
+        try:
+            if not drop:
+                self._settle()
+                self._program = self._compiled(self._nodes)
+                self._count()
+                self._state = "recorded"
+        finally:
+            self._made.clear()
+            if self._state == "dropped":
+                self._nodes.clear()
+                self._kept.clear()
+                self._names.clear()
 
     def __enter__(self) -> Graph:
         self._begin()
@@ -523,71 +157,324 @@ class Graph:
         if thread.recording is self:  # else stop_graph_recording() came first
             self._end(drop=kind is not None)
 
-    def _scratch(self, device: Device) -> Workspace:
-        """The graph's own workspace on a device."""
-        found = self._workspaces.get(device)
-        if found is None:
-            found = self._workspaces[device] = Workspace(device)
-        return found
+    def _allocated(self, owner: Any, device: Device, start: int, nbytes: int) -> None:
+        """Take note of memory whose contents matter only once an operator has written them."""
+        if nbytes:
+            self._made.append(_Made(ref(owner), device, start, nbytes))
 
     def _append(self, call: GraphOperator) -> None:
-        if call._impl is NATIVE:
-            scratch = self._scratch(call.device)
-            last = self._steps[-1] if self._steps else None
-            # A call of several runs gets an executor of its own: if one of them is refused, none stays
-            # behind.
-            if isinstance(last, NativeGraph) and last.device is call.device and call.plan.offsets is None:
-                last.append(call, scratch)
-            else:
-                executor = NativeGraph(call.device)
-                executor.append(call, scratch)
-                self._steps.append(executor)
-            self._counted += [one for one in call.operands[: call.n_outputs] if type(one) in write_counts]
-        else:
-            self._steps.append(call)
-        self._calls.append(call)
+        foreign = None if call._impl is NATIVE else call
+        if foreign is None:
+            refuse(call)
+        node = Node(
+            type(call),
+            call.device,
+            call.layouts,
+            [address(pointer) for pointer in call.pointers],
+            call.params,
+            call.scalars,
+            call.names,
+            call.plan,
+            foreign,
+        )
+        self._kept += [
+            _Kept(range_, operand, pointer, i < call.n_outputs)
+            for i, (range_, operand, pointer) in enumerate(zip(node.ranges, call.operands, call.pointers))
+        ]
+        self._nodes.append(node)
         logger.debug("%s recorded", call.name)
 
+    # ---- what is whose -----------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Find out which memory exists in the graph alone, let go of it, and call it by numbers."""
+        made = [one for one in self._made if one.owner() is not None]
+        made.sort(key=lambda one: one.address)
+        self._made.clear()
+        starts = [one.address for one in made]
+
+        def number(what: Range) -> int | None:
+            k = bisect_right(starts, what.low) - 1
+            if k < 0 or what.low == what.high:
+                return None
+            one = made[k]
+            inside = one.device is what.device and what.high <= one.address + one.nbytes
+            return k if inside else None
+
+        needed = set()  # for what it held before the first run, or for an implementation that is not ours
+        seen = set()
+        for node in self._nodes:
+            for what in node.reads:
+                if (k := number(what)) is not None and (k not in seen or node.foreign is not None):
+                    needed.add(k)
+            for what, operand in zip(node.writes, zip(node.layouts, node.addresses)):
+                if (k := number(what)) is not None and k not in seen:
+                    if not covers(*operand, made[k].address, made[k].nbytes) or node.foreign is not None:
+                        needed.add(k)
+                    seen.add(k)
+        owners = {k: made[k].owner() for k in needed}
+        self._kept = [kept for kept in self._kept if (k := number(kept.range)) is None or k in needed]
+        alone = {k for k in seen - needed if made[k].owner() is None}
+        for k, one in enumerate(made):
+            owner = owners.get(k, one.owner())
+            if owner is not None:
+                whole = Range(one.device, one.address, one.address + one.nbytes)
+                self._kept.append(_Kept(whole, owner, None, k in seen))
+        self._sizes = {k: made[k].nbytes for k in alone}
+
+        def moved(node: Node) -> Node:
+            numbers = [number(what) for what in node.ranges]
+            if not alone.intersection(numbers):
+                return node
+            return node.at(
+                [
+                    at if k not in alone or k is None else virtual(k) + at - made[k].address
+                    for at, k in zip(node.addresses, numbers)
+                ]
+            )
+
+        self._nodes = [moved(node) for node in self._nodes]
+
+    def _count(self) -> None:
+        self._counted = [
+            kept.operand for kept in self._kept if kept.is_output and type(kept.operand) in write_counts
+        ]
+
+    # ---- compiling ---------------------------------------------------------------------------------------
+
+    def _compiled(self, recorded: Sequence[Node]) -> _Program:
+        fusion = Fusion(recorded, self._sizes, self._fuse)
+        nodes = fusion.nodes
+        blocks: dict[Device, list[Block]] = {}
+        buffers = lifetimes(nodes, self._sizes)
+        for k, (first, last) in buffers.items():
+            block = Block(self._sizes[k], first, last, f"t{k}")
+            blocks.setdefault(nodes[first].device, []).append(block)
+        for i, node in enumerate(nodes):
+            if node.foreign is None and node.plan.workspace_size:
+                block = Block(node.plan.workspace_size, i, i, "workspace")
+                blocks.setdefault(node.device, []).append(block)
+        blocks = {device: place(those) for device, those in blocks.items()}
+        arenas = {}
+        for device, those in blocks.items():
+            held = self._program.arenas.get(device)
+            size = arena_size(those)
+            arenas[device] = (
+                held
+                if held is not None and held.nbytes >= size
+                else allocate(DType.U8, (size,), device, "Graph")
+            )
+        starts: dict[str, int] = {}
+        workspaces: list[Any] = [NULL] * len(nodes)
+        for device, those in blocks.items():
+            base = arenas[device].data_ptr
+            for block in those:
+                if block.what == "workspace":
+                    workspaces[block.first] = as_pointer(base + block.offset)
+                else:
+                    starts[block.what] = base + block.offset
+
+        def real(at: int) -> int:
+            k = buffer_at(at)
+            return at if k is None else at - virtual(k) + starts[f"t{k}"]
+
+        calls = [node.at([real(at) for at in node.addresses]) for node in nodes]
+        steps: list[Any] = []
+        for call, workspace in zip(calls, workspaces):
+            if call.foreign is not None:
+                steps.append(call.foreign)
+                continue
+            if not steps or not isinstance(steps[-1], NativeGraph) or steps[-1].device is not call.device:
+                steps.append(NativeGraph(call.device))
+            steps[-1].append(call, workspace)
+        return _Program(*(nodes, fusion.numbers, fusion.rewrites, blocks, arenas, calls, workspaces, steps))
+
     # ---- replay ------------------------------------------------------------------------------------------
+
+    def _need_recorded(self, what: str) -> None:
+        if self._state != "recorded":
+            raise GraphError(f"{what}: the graph is {self._state}, needs to be recorded")
+
+    def _take_hold(self, what: str) -> None:
+        """Become the one that uses the graph; ``self._busy.release()`` ends it."""
+        self._need_recorded(what)
+        if thread.recording is not None:
+            raise GraphError(f"{what}: not while a graph is being recorded in this thread")
+        if not self._busy.acquire(blocking=False):
+            raise GraphError(
+                f"{what}: another thread is running this graph; its outputs and workspace exist once"
+            )
 
     def run(self) -> None:
         """Run the recorded operators in order. GraphError while recording, or if there is no complete
         recording.
         """
-        if self._state != "recorded":
-            raise GraphError(f"Graph.run: the graph is {self._state}, needs to be recorded")
-        if thread.recording is not None:
-            raise GraphError("Graph.run: not while a graph is being recorded in this thread")
-        if not self._busy.acquire(blocking=False):
-            raise GraphError(
-                "Graph.run: another thread is running this graph; its outputs and workspace exist once"
-            )
+        self._take_hold("Graph.run")
         try:
-            if _is_quiet():
-                for step in self._steps:
-                    step.run()
-            else:
+            if logger.isEnabledFor(logging.DEBUG):
                 self._run_logged()
+            else:
+                for step in self._program.steps:
+                    step.run()
         finally:
-            count_writes(self._counted)
+            if self._counted:
+                count_writes(self._counted)
             self._busy.release()
 
     def _run_logged(self) -> None:
-        logger.debug("graph enter: %d calls in %d steps", len(self._calls), len(self._steps))
+        program = self._program
+        logger.debug("graph enter: %d calls in %d steps", len(program.nodes), len(program.steps))
         start = perf_counter_ns()
-        for step in self._steps:
+        for step in program.steps:
             step.run()
-        logger.debug("graph exit: %d calls, %.1f us", len(self._calls), (perf_counter_ns() - start) / 1e3)
+        logger.debug("graph exit: %d calls, %.1f us", len(program.nodes), (perf_counter_ns() - start) / 1e3)
+
+    # ---- other memory ------------------------------------------------------------------------------------
+
+    def name(self, **operands: Any) -> None:
+        """Give arrays of the graph names, by which :meth:`bind` and :meth:`save` know them.
+
+        >>> import numpy as np
+        >>> x = np.ones(2)
+        >>> with Graph() as g:
+        ...     y = x.__add__(x)  # NumPy's own: computed at once
+        >>> g.name(x=x)
+        """
+        if self._state not in ("recording", "recorded"):
+            raise GraphError(f"Graph.name: the graph is {self._state}, needs to be recording or recorded")
+        for name, operand in operands.items():
+            ((device, layout, pointer),) = views("Graph.name", (name,), (operand,))
+            self._names[name] = _Named(operand, device, layout, pointer)
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """The arrays that have names."""
+        return {name: named.operand for name, named in self._names.items()}
+
+    def bind(self, old: Any = None, new: Any = None, /, **named: Any) -> None:
+        """Let the graph use `new` wherever it used `old`, from the next run on; or ``bind(name=new)`` for
+        arrays that :meth:`name` has named. All are changed, or none if one of them is refused.
+
+        The new array has the device, dtype, shape and strides of the old one: else DeviceError, DTypeError,
+        ShapeError or StrideError. What the graph reads or writes of the old one, views included, must lie
+        inside it. OperandError if the graph does not use it, GraphError while the graph runs.
+
+        >>> import numpy as np
+        >>> from infiniop_py import add
+        >>> x, z = np.ones(2), np.full(2, 5.0)
+        >>> with Graph() as g:
+        ...     y = add(x, x)
+        >>> g.bind(x, z); g.run(); y
+        array([10., 10.])
+        """
+        self._take_hold("Graph.bind")
+        try:
+            self._bind(old, new, named)
+        finally:
+            self._busy.release()
+
+    def _bind(self, old: Any, new: Any, named: dict[str, Any]) -> None:
+        pairs: list[tuple[str, _Named, Any]] = []
+        if old is not None or new is not None:
+            ((device, layout, pointer),) = views("Graph.bind", ("old",), (old,))
+            pairs.append(("new", _Named(old, device, layout, pointer), new))
+        for name, operand in named.items():
+            if name not in self._names:
+                known = ", ".join(self._names) or "no array has one"
+                raise OperandError(f"Graph.bind: there is no array of the name {name!r}: {known}")
+            pairs.append((name, self._names[name], operand))
+        moves: list[tuple[Range, int]] = []
+        added: list[_Kept] = []
+        names = dict(self._names)
+        for name, was, operand in pairs:
+            ((device, layout, pointer),) = views("Graph.bind", (name,), (operand,))
+            need_alike("Graph.bind", name, (device, layout), (was.device, was.layout), "the old one")
+            held = range_of(was.device, was.layout, address(was.pointer))
+            is_output = self._need_inside(name, held)
+            if is_output:
+                need_writable("Graph.bind", name, operand)
+            delta = address(pointer) - address(was.pointer)
+            moves.append((held, delta))
+            now = Range(device, held.low + delta, held.high + delta)
+            added.append(_Kept(now, operand, pointer, is_output))
+            for known, one in names.items():
+                if (
+                    one.device is device
+                    and address(one.pointer) == address(was.pointer)
+                    and one[1:3] == was[1:3]
+                ):
+                    names[known] = _Named(operand, device, layout, pointer)
+
+        def moved(node: Node) -> Node:
+            return node.at(
+                [
+                    at
+                    + next((delta for held, delta in moves if held.holds(what) and what.low < what.high), 0)
+                    for at, what in zip(node.addresses, node.ranges)
+                ]
+            )
+
+        nodes = [moved(node) for node in self._nodes]
+        program = self._compiled(nodes)
+        kept = [one for one in self._kept if not any(held.holds(one.range) for held, _ in moves)]
+        # Nothing fails from here on.
+        self._nodes, self._program, self._kept, self._names = nodes, program, kept + added, names
+        self._count()
+
+    def _need_inside(self, name: str, held: Range) -> bool:
+        """Refuse memory that the graph does not use, or uses with more around it; is it written?"""
+        found = written = False
+        for node in self._nodes:
+            for i, what in enumerate(node.ranges):
+                if not held.meets(what):
+                    continue
+                if not held.holds(what):
+                    raise OperandError(
+                        f"Graph.bind: the graph uses memory on both sides of an end of what {name} is to "
+                        f"replace: {node.names[i]} of {node.name}; bind the whole array"
+                    )
+                if node.foreign is not None:
+                    raise GraphError(
+                        f"Graph.bind: {node.name} has an implementation of its own on {node.device}, which "
+                        "keeps the operands it was planned with"
+                    )
+                found = True
+                written = written or i < node.n_outputs
+        if not found:
+            raise OperandError(f"Graph.bind: the graph does not use what {name} is to replace")
+        return written
+
+    # ---- what it is --------------------------------------------------------------------------------------
+
+    def memory_report(self, device: Device = CPU) -> MemoryReport:
+        """What the graph's arena on a device holds, and what it would take without one.
+
+        >>> import numpy as np
+        >>> from infiniop_py import mul
+        >>> x = np.ones(1024, "f4")
+        >>> with Graph() as g:
+        ...     y = mul(mul(mul(mul(x, x), x), x), x)
+        >>> report = g.memory_report()
+        >>> report.arena, report.naive
+        (8192, 12288)
+        """
+        self._need_recorded("Graph.memory_report")
+        first = lifetimes(self._nodes, self._sizes)
+        naive = sum(self._sizes[k] for k, (i, _) in first.items() if self._nodes[i].device is device)
+        naive += sum(
+            node.plan.workspace_size for node in self._nodes if node.foreign is None and node.device is device
+        )
+        return MemoryReport.of(device, self._program.blocks.get(device, []), naive)
 
     def __len__(self) -> int:
         """Number of recorded calls."""
-        return len(self._calls)
+        return len(self._nodes)
 
     def __bool__(self) -> bool:
         return True
 
     def __repr__(self) -> str:
-        return f"<Graph, {self._state}: {', '.join(call.name for call in self._calls) or 'empty'}>"
+        return f"<Graph, {self._state}: {', '.join(node.name for node in self._nodes) or 'empty'}>"
 
     __reduce__ = refuse_pickle
 

@@ -61,7 +61,7 @@ class _Storage:
     `owner`.
     """
 
-    __slots__ = ("_owned", "address", "device", "nbytes", "owner")
+    __slots__ = ("__weakref__", "_owned", "address", "device", "nbytes", "owner")
 
     def __init__(self, device: Device, address: int, nbytes: int, owner: object) -> None:
         self._owned: Any = None
@@ -82,6 +82,8 @@ class _Storage:
             raise memory_error(what, nbytes, device, status)
         self = cls(device, address_of(out[0]), nbytes, None)
         self._owned = out[0]
+        if thread.recording is not None:
+            thread.recording._allocated(self, device, self.address, nbytes)
         return self
 
     def __del__(self, _release: Any = release, _free: Any = lib.infinirtFree) -> None:

@@ -1,7 +1,7 @@
 """Scratch memory for operators: U8 tensors that only grow.
 
-A thread has one per device and stream, because calls queued on one stream run one after the other. A graph
-has its own.
+A thread has one per device and stream, because calls queued on one stream run one after the other. Graphs
+keep theirs in their arenas.
 """
 
 from __future__ import annotations
@@ -17,31 +17,24 @@ from .tensor import Tensor, allocate
 class Workspace:
     """Scratch memory on one device."""
 
-    __slots__ = ("_tensors", "device")
+    __slots__ = ("_tensor", "device")
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._tensors: list[Tensor] = []
+        self._tensor: Tensor | None = None
 
-    def reserve(self, nbytes: int, *, keep: bool = False) -> Tensor | None:
-        """Return at least `nbytes` bytes, to be held on to while they are used; None for 0.
-
-        `keep` also holds on to what was returned before, for those who have noted its address.
-        """
+    def reserve(self, nbytes: int) -> Tensor | None:
+        """Return at least `nbytes` bytes, to be held on to while they are used; None for 0."""
         if nbytes == 0:
             return None
-        tensors = self._tensors
-        if not tensors or tensors[-1].size < nbytes:
-            grown = allocate(DType.U8, (nbytes,), self.device, "workspace")
-            if not keep:
-                tensors.clear()
-            tensors.append(grown)
-        return tensors[-1]
+        if self._tensor is None or self._tensor.size < nbytes:
+            self._tensor = allocate(DType.U8, (nbytes,), self.device, "workspace")
+        return self._tensor
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(tensor.size for tensor in self._tensors)
+        return 0 if self._tensor is None else self._tensor.size
 
 
 class _Pool(threading.local):

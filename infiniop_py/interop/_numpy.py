@@ -9,7 +9,7 @@ import numpy as np
 
 from .._layout import Layout, Shape, interned
 from .._native import VOID_POINTER, cast, from_buffer
-from ..device import CPU, Device
+from ..device import CPU, Device, thread
 from ..dtypes import BY_NUMPY, DType
 from ..errors import OutOfMemoryError
 from ..tensor import View
@@ -38,9 +38,12 @@ def allocate(dtype: DType, shape: Shape, device: Device, what: str) -> np.ndarra
     """An array for a result of `what`."""
     assert device is CPU
     try:
-        return np.empty(shape, dtype.numpy)
+        array: np.ndarray[Any, Any] = np.empty(shape, dtype.numpy)
     except (MemoryError, ValueError) as error:  # ValueError: more bytes than there are addresses
         raise OutOfMemoryError(f"{what}: cannot allocate {shape} of {dtype}: {error}") from None
+    if thread.recording is not None:
+        thread.recording._allocated(array, CPU, array.__array_interface__["data"][0], array.nbytes)
+    return array
 
 
 def is_array_type(kind: type) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from .._layout import MAX_RANK, RESULT, Layout, broadcast, broadcast_to, need_one_dtype, need_rank
+from .._layout import MAX_RANK, RESULT, Layout, broadcast, broadcast_to, count, need_one_dtype, need_rank
 from .._native_op import Problem
 from ..device import CPU
 from ..errors import ShapeError
-from ..graph import GraphOperator
+from ..graph_operator import GraphOperator
 from ..interop import allocate, common_device, count_writes, need_writable, views, views3, write_counts
 
 _INPUTS = ("a", "b")
@@ -51,6 +51,10 @@ class Elementwise(GraphOperator):
                 f"{shape}; outputs are never resized"
             )
         return Problem((c, broadcast_to(a, shape), broadcast_to(b, shape)))
+
+    @classmethod
+    def flops(cls, layouts: tuple[Layout, ...]) -> int:
+        return count(layouts[0][1])
 
     @classmethod
     def apply(cls, a: Any, b: Any, out: Any) -> Any:

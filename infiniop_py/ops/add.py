@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .._native_op import native_op
-from ..graph import planned
+from ..graph_operator import planned
 from ..tensor import Tensor
 from ._elementwise import Elementwise
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .._layout import RESULT, Layout, listed, need_one_dtype, need_rank
+from .._layout import RESULT, Layout, count, listed, need_one_dtype, need_rank
 from .._native_op import Problem, native_op
 from ..dtypes import DType
 from ..errors import DTypeError, OperandError, ShapeError
-from ..graph import GraphOperator, planned
+from ..graph_operator import GraphOperator, planned
 from ..interop import Result, allocate, common_device, need_writable, views
 from ._scalars import as_float
 
@@ -42,6 +42,10 @@ class AddRMSNorm(GraphOperator):
     operand_names = ("y", "residual_out", "a", "b", "weight")
     n_outputs = 2
     native = native_op("AddRMSNorm", name, operand_names)
+
+    @classmethod
+    def flops(cls, layouts: tuple[Layout, ...]) -> int:
+        return 5 * count(layouts[0][1])  # the sum, its square, the sum of squares, two products
 
     def __init__(self, y: Any, residual_out: Any, a: Any, b: Any, weight: Any, epsilon: float = 1e-5) -> None:
         self._take((y, residual_out, a, b, weight), params=(as_float(self.name, "epsilon", epsilon),))

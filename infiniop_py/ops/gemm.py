@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from .._layout import RESULT, Layout, Shape, broadcast_to, need_one_dtype
+from .._layout import RESULT, Layout, Shape, broadcast_to, count, need_one_dtype
 from .._native_op import Problem, native_op
 from ..device import CPU
+from ..dtypes import DType
 from ..errors import ParamError, ShapeError
-from ..graph import GraphOperator, planned, submit_together
+from ..graph_operator import GraphOperator, planned, submit_together
 from ..interop import allocate, common_device, count_writes, need_writable, views, views3, write_counts
 from ..tensor import Tensor
 from ._scalars import as_float
@@ -28,6 +29,7 @@ class Gemm(GraphOperator):
     operand_names = ("c", "a", "b")
     n_outputs = 1
     native = native_op("Gemm", name, operand_names)
+    keeps_sums = frozenset((DType.F32, DType.F64))
 
     def __init__(self, c: Any, a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0) -> None:
         scalars = (as_float(self.name, "alpha", alpha), as_float(self.name, "beta", beta))
@@ -54,6 +56,15 @@ class Gemm(GraphOperator):
         need_one_dtype(cls.name, names, layouts)
         _need_shape(names[0], c[1], _result_shape(a[1], b[1]))
         return _as_batches(layouts)
+
+    @classmethod
+    def reads_outputs(cls, scalars: tuple[float, ...]) -> bool:
+        return scalars[1] != 0
+
+    @classmethod
+    def flops(cls, layouts: tuple[Layout, ...]) -> int:
+        c, a, _ = layouts
+        return 2 * count(c[1]) * a[1][-1]
 
 
 _again = Gemm.again

@@ -8,7 +8,7 @@ from typing import Any
 from .._layout import RESULT, Layout, need_one_dtype, need_rank
 from .._native_op import REARRANGE, Problem
 from ..errors import ShapeError
-from ..graph import GraphOperator, planned
+from ..graph_operator import GraphOperator, planned
 from ..interop import allocate, need_writable, views
 from ..tensor import Tensor
 
@@ -22,6 +22,7 @@ class Rearrange(GraphOperator):
     operand_names = ("y", "x")
     n_outputs = 1
     native = REARRANGE
+    is_copy = True
 
     def __init__(self, y: Any, x: Any) -> None:
         self._take((y, x))
@@ -36,6 +37,10 @@ class Rearrange(GraphOperator):
                 f"{cls.name}: {names[0]} is {y[1]}, {names[1]} is {x[1]}; the shapes must be equal"
             )
         return Problem(layouts)
+
+    @classmethod
+    def flops(cls, layouts: tuple[Layout, ...]) -> int:
+        return 0
 
 
 class Copy(Rearrange):

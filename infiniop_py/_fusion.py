@@ -1,0 +1,254 @@
+"""Rewrites of a recorded program that leave its results as they are.
+
+Four rules, applied in this order:
+
+* *copy*: a row-major copy that only other calls read is left out; they read what was copied, through the
+  strides it has there.
+* *epilogue*: a product that only an elementwise operator reads becomes one call with it, which rounds the
+  product to the element type before it goes on, as two calls do.
+* *addend*: a product that is added to an array in place becomes a product with ``beta = 1``. For F32 and F64
+  with ``alpha = 1`` that is the same: sums are kept in the element type. With F16, BF16 or another `alpha`
+  one rounding less happens, so only "fast" does it. The other way round, a copy of an addend and a product
+  with ``beta = 1`` become one call that reads the addend where it is.
+* *dead*: a call whose results nothing reads, and nobody but the graph has, is left out.
+
+A rule is applied only where no write between the calls it brings together could be seen, judged by ranges of
+bytes, and where the operator takes the new operands in no more native calls than before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ._program import Node, Range, buffer_at, covers, is_planned, through_copy
+from .errors import InfiniopError
+
+#: A copy that more calls read is worth being made: each would go through its strides again.
+MOST_READERS = 4
+
+MODES = ("exact", "fast", "none")
+
+
+class Rewrite(NamedTuple):
+    """One applied rule.
+
+    rule    "copy", "epilogue", "addend" or "dead"
+    nodes   numbers of the recorded calls it concerns, the first one gone
+    bytes   of memory traffic saved
+    flops   saved
+    """
+
+    rule: str
+    nodes: tuple[int, ...]
+    bytes: int
+    flops: int
+
+
+class Fusion:
+    """The passes over one program; `nodes` becomes the shorter one.
+
+    `sizes` are the bytes of the virtual buffers, by number.
+    """
+
+    def __init__(self, nodes: Sequence[Node], sizes: dict[int, int], mode: str) -> None:
+        self._all: list[Node | None] = list(nodes)
+        self._sizes = sizes
+        self._is_fast = mode == "fast"
+        self.rewrites: list[Rewrite] = []
+        if mode != "none":
+            for rule in (self._absorb_copy, self._absorb_addend, self._fuse_epilogue, self._add_in_place):
+                for i in range(len(self._all)):
+                    self._try(rule, i)
+            self._remove_dead()
+        self.numbers = [i for i, node in enumerate(self._all) if node is not None]
+        self.nodes = [node for node in self._all if node is not None]
+
+    # ---- looking around ------------------------------------------------------------------------------------
+
+    def _try(self, rule: Callable[[int, Node], bool], i: int) -> None:
+        node = self._all[i]
+        if node is not None and is_planned(node):
+            rule(i, node)
+
+    def _between(self, i: int, j: int) -> list[Node]:
+        return [node for node in self._all[i + 1 : j] if node is not None]
+
+    def _is_written(self, ranges: Sequence[Range], i: int, j: int) -> bool:
+        """Does a node between i and j write any of them?"""
+        return any(
+            write.meets(one) for node in self._between(i, j) for write in node.writes for one in ranges
+        )
+
+    def _touching(self, k: int) -> list[int]:
+        """The nodes that touch a virtual buffer."""
+        return [
+            i
+            for i, node in enumerate(self._all)
+            if node is not None and any(buffer_at(address) == k for address in node.addresses)
+        ]
+
+    def _last_touch(self, what: Range, before: int) -> int | None:
+        """The last node before one that reads or writes a range."""
+        for i in range(before - 1, -1, -1):
+            node = self._all[i]
+            if node is not None and any(what.meets(one) for one in node.ranges):
+                return i
+        return None
+
+    def _replace(self, rule: str, gone: int, new: dict[int, Node]) -> bool:
+        old = [node for i in (gone, *new) if (node := self._all[i]) is not None]
+        saved_bytes = sum(n.bytes for n in old) - sum(n.bytes for n in new.values())
+        saved_flops = sum(n.flops for n in old) - sum(n.flops for n in new.values())
+        self._all[gone] = None
+        for i, node in new.items():
+            self._all[i] = node
+        self.rewrites.append(Rewrite(rule, (gone, *new), saved_bytes, saved_flops))
+        return True
+
+    # ---- the rules -----------------------------------------------------------------------------------------
+
+    def _absorb_copy(self, i: int, copy: Node) -> bool:
+        if not copy.op.is_copy:
+            return False
+        (copied, at), (source, source_at) = copy.operand(0), copy.operand(1)
+        k = buffer_at(at)
+        if k is None or k not in self._sizes or not covers(copied, at, copy.ranges[0].low, self._sizes[k]):
+            return False
+        readers = [j for j in self._touching(k) if j != i]
+        if not 0 < len(readers) <= MOST_READERS or readers[0] < i:
+            return False
+        new = {}
+        for j in readers:
+            node = self._all[j]
+            if node is None or not is_planned(node) or self._is_written(copy.ranges[1:], i, j):
+                return False
+            if any(buffer_at(address) == k for address in node.addresses[: node.n_outputs]):
+                return False
+            if any(write.meets(copy.ranges[1]) for write in node.writes):
+                return False
+            found = {}
+            for n in range(node.n_outputs, len(node.layouts)):
+                layout, address = node.operand(n)
+                if buffer_at(address) != k:
+                    continue
+                seen = through_copy(layout, address - at, copied, source)
+                if seen is None:
+                    return False
+                found[n] = (seen[0], source_at + seen[1])
+            changed = _or_none(lambda node=node, found=found: node.with_inputs(found))  # type: ignore[misc]
+            if changed is None or changed.runs > node.runs:
+                return False
+            new[j] = changed
+        return self._replace("copy", i, new)
+
+    def _absorb_addend(self, j: int, product: Node) -> bool:
+        fused_op = product.op.epilogues.get("add")
+        if fused_op is None or product.scalars != (1.0, 1.0) or not _keeps_sums(product):
+            return False
+        i = self._last_touch(product.ranges[0], j)
+        copy = None if i is None else self._all[i]
+        if i is None or copy is None or not is_planned(copy) or not copy.op.is_copy or not product.flops:
+            return False
+        if copy.operand(0) != product.operand(0) or self._is_written(copy.ranges[1:], i, j):
+            return False
+        return self._fuse(
+            "addend",
+            *(i, j, fused_op),
+            [product.operand(0), product.operand(1), product.operand(2), copy.operand(1)],
+            product.scalars[:1],
+        )
+
+    def _producer(self, j: int, node: Node, n: int) -> tuple[int, Node] | None:
+        """The product whose whole result is operand `n` of node `j`, and nothing else's before."""
+        i = self._last_touch(node.ranges[n], j)
+        product = None if i is None else self._all[i]
+        if i is None or product is None or not is_planned(product) or not product.op.epilogues:
+            return None
+        if product.operand(0) != node.operand(n) or product.op.reads_outputs(product.scalars):
+            return None
+        if self._is_written(product.ranges[1:], i, j):
+            return None
+        if product.operand(0) != node.operand(0):  # in place, or else the result must be nobody's afterwards
+            k = buffer_at(product.addresses[0])
+            if k is None or k not in self._sizes or self._touching(k) != [i, j]:
+                return None
+        return i, product
+
+    def _fuse_epilogue(self, j: int, node: Node) -> bool:
+        for n in (1, 2) if len(node.layouts) == 3 and not node.op.epilogues else ():
+            other = 3 - n
+            found = self._producer(j, node, n)
+            if found is None or node.layouts[0][1] != node.layouts[n][1]:
+                continue
+            i, product = found
+            fused_op = product.op.epilogues.get(node.name)
+            if fused_op is None or node.ranges[other].meets(product.ranges[0]):
+                continue
+            operands = [node.operand(0), product.operand(1), product.operand(2), node.operand(other)]
+            if self._fuse("epilogue", i, j, fused_op, operands, product.scalars[:1]):
+                return True
+        return False
+
+    def _add_in_place(self, j: int, node: Node) -> bool:
+        for n in (1, 2) if len(node.layouts) == 3 and not node.op.epilogues else ():
+            if node.operand(0) != node.operand(3 - n) or node.operand(0) == node.operand(n):
+                continue
+            found = self._producer(j, node, n)
+            if found is None or node.name != "add":
+                continue
+            i, product = found
+            alpha = product.scalars[0]
+            if not self._is_fast and (alpha != 1 or not _keeps_sums(product)):
+                continue
+            if not product.flops:  # beta * c alone, which is not 0 + c where c is -0
+                continue
+            operands = [node.operand(0), product.operand(1), product.operand(2)]
+            if self._fuse("addend", i, j, product.op, operands, (alpha, 1.0)):
+                return True
+        return False
+
+    def _fuse(
+        self,
+        rule: str,
+        i: int,
+        j: int,
+        op: Any,
+        operands: list[Any],
+        scalars: tuple[float, ...],
+    ) -> bool:
+        """Put one call in the place of node `j`, and none in that of node `i`."""
+        first, second = self._all[i], self._all[j]
+        assert first is not None and second is not None
+        layouts, addresses = zip(*operands)
+        fused = _or_none(lambda: Node(op, second.device, layouts, addresses, scalars=scalars))
+        if fused is None or fused.runs > max(first.runs, second.runs):
+            return False
+        if any(fused.ranges[0].meets(read) for read in fused.ranges[1:]):
+            return False
+        return self._replace(rule, i, {j: fused})
+
+    def _remove_dead(self) -> None:
+        read: list[Range] = []
+        for i in range(len(self._all) - 1, -1, -1):
+            node = self._all[i]
+            if node is None:
+                continue
+            if node.foreign is None and all(
+                buffer_at(address) in self._sizes and not any(write.meets(one) for one in read)
+                for address, write in zip(node.addresses, node.writes)
+            ):
+                self._replace("dead", i, {})
+            else:
+                read += node.reads
+
+
+def _keeps_sums(product: Node) -> bool:
+    return product.layouts[0][0] in product.op.keeps_sums
+
+
+def _or_none(make: Callable[[], Node]) -> Node | None:
+    try:
+        return make()
+    except InfiniopError:
+        return None
