@@ -55,6 +55,9 @@ class Fusion:
         self._all: list[Node | None] = list(nodes)
         self._sizes = sizes
         self._is_fast = mode == "fast"
+        self._users: dict[int, set[int]] = {k: set() for k in sizes}  # the nodes that touch a virtual buffer
+        for i, node in enumerate(nodes):
+            self._note(i, node, set.add)
         self.rewrites: list[Rewrite] = []
         if mode != "none":
             for rule in (self._absorb_copy, self._absorb_addend, self._fuse_epilogue, self._add_in_place):
@@ -81,15 +84,26 @@ class Fusion:
         )
 
     def _touching(self, k: int) -> list[int]:
-        """The nodes that touch a virtual buffer."""
-        return [
-            i
-            for i, node in enumerate(self._all)
-            if node is not None and any(buffer_at(address) == k for address in node.addresses)
-        ]
+        """The nodes that touch a virtual buffer, in order."""
+        return sorted(self._users[k])
 
-    def _last_touch(self, what: Range, before: int) -> int | None:
-        """The last node before one that reads or writes a range."""
+    def _note(self, i: int, node: Node | None, change: Callable[[set[int], int], None]) -> None:
+        for address in () if node is None else node.addresses:
+            k = buffer_at(address)
+            if k is not None:
+                change(self._users[k], i)
+
+    def _put(self, i: int, node: Node | None) -> None:
+        self._note(i, self._all[i], set.discard)
+        self._note(i, node, set.add)
+        self._all[i] = node
+
+    def _last_touch(self, operand: int, of: Node, before: int) -> int | None:
+        """The last node before one that touches the memory of an operand, or its virtual buffer."""
+        k = buffer_at(of.addresses[operand])
+        if k is not None:
+            return max((i for i in self._users[k] if i < before), default=None)
+        what = of.ranges[operand]
         for i in range(before - 1, -1, -1):
             node = self._all[i]
             if node is not None and any(what.meets(one) for one in node.ranges):
@@ -100,9 +114,9 @@ class Fusion:
         old = [node for i in (gone, *new) if (node := self._all[i]) is not None]
         saved_bytes = sum(n.bytes for n in old) - sum(n.bytes for n in new.values())
         saved_flops = sum(n.flops for n in old) - sum(n.flops for n in new.values())
-        self._all[gone] = None
+        self._put(gone, None)
         for i, node in new.items():
-            self._all[i] = node
+            self._put(i, node)
         self.rewrites.append(Rewrite(rule, (gone, *new), saved_bytes, saved_flops))
         return True
 
@@ -146,7 +160,7 @@ class Fusion:
         fused_op = product.op.epilogues.get("add")
         if fused_op is None or product.scalars != (1.0, 1.0) or not _keeps_sums(product):
             return False
-        i = self._last_touch(product.ranges[0], j)
+        i = self._last_touch(0, product, j)
         copy = None if i is None else self._all[i]
         if i is None or copy is None or not is_planned(copy) or not copy.op.is_copy or not product.flops:
             return False
@@ -161,7 +175,7 @@ class Fusion:
 
     def _producer(self, j: int, node: Node, n: int) -> tuple[int, Node] | None:
         """The product whose whole result is operand `n` of node `j`, and nothing else's before."""
-        i = self._last_touch(node.ranges[n], j)
+        i = self._last_touch(n, node, j)
         product = None if i is None else self._all[i]
         if i is None or product is None or not is_planned(product) or not product.op.epilogues:
             return None
@@ -229,18 +243,21 @@ class Fusion:
         return self._replace(rule, i, {j: fused})
 
     def _remove_dead(self) -> None:
-        read: list[Range] = []
+        read: dict[int | None, list[Range]] = {}  # later, by virtual buffer
         for i in range(len(self._all) - 1, -1, -1):
             node = self._all[i]
             if node is None:
                 continue
-            if node.foreign is None and all(
-                buffer_at(address) in self._sizes and not any(write.meets(one) for one in read)
-                for address, write in zip(node.addresses, node.writes)
+            buffers = [buffer_at(address) for address in node.addresses]
+            outputs = list(zip(buffers, node.writes))
+            if all(
+                k is not None and not any(write.meets(one) for one in read.get(k, ())) for k, write in outputs
             ):
                 self._replace("dead", i, {})
-            else:
-                read += node.reads
+                continue
+            for k, one in zip(buffers[len(buffers) - len(node.reads) :], node.reads):
+                if k is not None:
+                    read.setdefault(k, []).append(one)
 
 
 def _keeps_sums(product: Node) -> bool:

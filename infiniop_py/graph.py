@@ -202,33 +202,35 @@ class Graph:
             return k if inside else None
 
         needed = set()  # for what it held before the first run, or for an implementation that is not ours
-        seen = set()
+        first_use: dict[int, None] = {}  # in this order
         for node in self._nodes:
             for what in node.reads:
-                if (k := number(what)) is not None and (k not in seen or node.foreign is not None):
+                if (k := number(what)) is not None and (k not in first_use or node.foreign is not None):
                     needed.add(k)
             for what, operand in zip(node.writes, zip(node.layouts, node.addresses)):
-                if (k := number(what)) is not None and k not in seen:
+                if (k := number(what)) is not None and k not in first_use:
                     if not covers(*operand, made[k].address, made[k].nbytes) or node.foreign is not None:
                         needed.add(k)
-                    seen.add(k)
+                    first_use[k] = None
         owners = {k: made[k].owner() for k in needed}
         self._kept = [kept for kept in self._kept if (k := number(kept.range)) is None or k in needed]
-        alone = {k for k in seen - needed if made[k].owner() is None}
+        alone = {
+            k: n for n, k in enumerate(k for k in first_use if k not in needed and made[k].owner() is None)
+        }
         for k, one in enumerate(made):
             owner = owners.get(k, one.owner())
             if owner is not None:
                 whole = Range(one.device, one.address, one.address + one.nbytes)
-                self._kept.append(_Kept(whole, owner, None, k in seen))
-        self._sizes = {k: made[k].nbytes for k in alone}
+                self._kept.append(_Kept(whole, owner, None, k in first_use))
+        self._sizes = {n: made[k].nbytes for k, n in alone.items()}
 
         def moved(node: Node) -> Node:
             numbers = [number(what) for what in node.ranges]
-            if not alone.intersection(numbers):
+            if not any(k in alone for k in numbers):
                 return node
             return node.at(
                 [
-                    at if k not in alone or k is None else virtual(k) + at - made[k].address
+                    at if k is None or k not in alone else virtual(alone[k]) + at - made[k].address
                     for at, k in zip(node.addresses, numbers)
                 ]
             )
@@ -397,12 +399,8 @@ class Graph:
             moves.append((held, delta))
             now = Range(device, held.low + delta, held.high + delta)
             added.append(_Kept(now, operand, pointer, is_output))
-            for known, one in names.items():
-                if (
-                    one.device is device
-                    and address(one.pointer) == address(was.pointer)
-                    and one[1:3] == was[1:3]
-                ):
+            for known, one in self._names.items():
+                if one[1:3] == was[1:3] and address(one.pointer) == address(was.pointer):
                     names[known] = _Named(operand, device, layout, pointer)
 
         def moved(node: Node) -> Node:

@@ -1,0 +1,355 @@
+"""Where a graph's memory goes: what nobody else has lives in one arena, everything else stays as it is."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import infiniop_py as ip
+from infiniop_py import _memory, graph
+from infiniop_py._memory import ALIGNMENT, Block, arena_size, place
+
+Array = np.ndarray[Any, Any]
+
+
+def ones(*shape: int) -> Array:
+    return np.ones(shape, "f4")
+
+
+# ---- placement ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_two_blocks_that_live_together_share_a_byte(seed: int) -> None:
+    rng = random.Random(seed)
+    n, nodes = rng.randrange(1, 60), rng.randrange(1, 30)
+    blocks = []
+    for i in range(n):
+        first = rng.randrange(nodes)
+        size = rng.choice([1, 63, 64, 65, rng.randrange(1, 5000)])
+        blocks.append(Block(size, first, rng.randrange(first, nodes), f"t{i}"))
+    placed = place(blocks)
+    assert sorted(b.what for b in placed) == sorted(b.what for b in blocks)
+    owners: dict[tuple[int, int], str] = {}  # (node, byte)
+    for block in placed:
+        assert block.offset % ALIGNMENT == 0
+        for node in range(block.first, block.last + 1):
+            for byte in {block.offset, block.offset + block.nbytes - 1, *range(0, arena_size(placed), 61)}:
+                if block.offset <= byte < block.offset + block.nbytes:
+                    assert owners.setdefault((node, byte), block.what) == block.what
+    for one in placed:
+        for other in placed:
+            together = one.first <= other.last and other.first <= one.last
+            apart = one.offset + one.nbytes <= other.offset or other.offset + other.nbytes <= one.offset
+            assert one is other or apart or not together
+
+
+def test_memory_that_is_free_is_used_again() -> None:
+    chain = [Block(1000, i, i + 1, f"t{i}") for i in range(50)]
+    assert arena_size(place(chain)) <= 2 * 1024
+
+
+# ---- what is planned, and what is not ----------------------------------------------------------------------
+
+
+def test_a_chain_needs_two_buffers_however_long() -> None:
+    x = ones(1000)
+    with ip.Graph(fuse="none") as g:
+        y = x
+        for _ in range(20):
+            y = ip.add(y, x)
+    report = g.memory_report()
+    assert report.naive == 19 * 4000
+    assert report.arena <= 2 * 4096
+    assert report.peak == 8000
+    g.run()
+    np.testing.assert_array_equal(y, np.full(1000, 21.0))
+
+
+def test_a_decoder_needs_no_more_than_a_few_layers() -> None:
+    def layers(n: int) -> ip.MemoryReport:
+        width, tokens = 32, 8
+        weights = [ip.randn((width, width), seed=i) for i in range(3)]
+        scale = ip.ones(width)
+        x = ip.randn((tokens, width), seed=9)
+        with ip.Graph() as g:
+            delta, residual = x, x
+            for _ in range(n):
+                y, residual = ip.add_rms_norm(residual, delta, scale)
+                heads = ip.rearrange(ip.gemm(y, weights[0]).reshape(tokens, 4, 8).permute(1, 0, 2))
+                scores = ip.gemm(heads, heads.permute(0, 2, 1), 0.1)
+                mixed = ip.rearrange(ip.gemm(scores, heads).permute(1, 0, 2)).reshape(tokens, width)
+                delta = ip.mul(ip.gemm(mixed, weights[1]), ip.gemm(y, weights[2]))
+            out = ip.add(residual, delta)
+        g.run()
+        assert np.isfinite(np.asarray(out)).all()
+        return g.memory_report()
+
+    assert layers(32).arena <= layers(2).arena
+    assert layers(32).naive > 10 * layers(2).naive
+
+
+@pytest.mark.parametrize("keep", ["result", "view", "numpy"])
+def test_what_the_user_has_stays_what_it_was(keep: str) -> None:
+    x = ip.ones((4, 4))
+    with ip.Graph() as g:
+        y = ip.add(x, x)
+        held: Any = {"result": y, "view": y[1:3].T, "numpy": y.numpy()[0] if keep == "numpy" else None}[keep]
+        del y
+        z = ip.mul(held if keep != "numpy" else ip.from_numpy(held), ip.ones(1))
+        for _ in range(3):
+            z = ip.add(z, z)
+        del z
+        last = ip.add(x, x)
+    report = g.memory_report()
+    g.run()
+    assert report.arena == 0  # z and its sums are dead, the others are held
+    np.testing.assert_array_equal(np.asarray(held), np.full(np.asarray(held).shape, 2.0))
+    np.testing.assert_array_equal(np.asarray(last), np.full((4, 4), 2.0))
+
+
+def test_contents_from_before_the_first_run_stay() -> None:
+    x = ones(8)
+    with ip.Graph(fuse="none") as g:
+        constant = ip.zeros(8)
+        constant.numpy()[:] = 5
+        partly = ip.Tensor.empty(8)
+        partly.numpy()[4:] = 7
+        ip.add_(partly[:4], ip.from_numpy(x)[:4], constant[:4])
+        y = ip.add(constant, partly)
+        del constant, partly
+    gc.collect()
+    _ = [np.full(8, 99, "f4") for _ in range(100)]
+    for _ in range(2):
+        g.run()
+        np.testing.assert_array_equal(np.asarray(y), [11] * 4 + [12] * 4)
+    assert g.memory_report().arena == 0
+
+
+def test_a_buffer_filled_by_parts_before_it_is_read_keeps_its_memory() -> None:
+    a, b = ones(2, 3), 2 * ones(2, 3)
+    with ip.Graph() as g:
+        whole = ip.Tensor.empty((4, 3))
+        ip.rearrange_(whole[:2], a)
+        ip.rearrange_(whole[2:], b)
+        y = ip.add(whole, whole)
+        del whole
+    g.run()
+    np.testing.assert_array_equal(np.asarray(y), 2 * np.concatenate([a, b]))
+
+
+def test_an_implementation_of_ones_own_keeps_its_operands() -> None:
+    seen = []
+
+    def implementation(c: Any, a: Any, b: Any) -> None:
+        seen.append((c.data_ptr, a.data_ptr))
+        c.numpy()[...] = a.numpy() - b.numpy()
+
+    x = ones(16)
+    dispatcher = ip.Mul.dispatcher()
+    before = dispatcher.implementation(ip.DeviceType.CPU)
+    dispatcher.register_device(ip.DeviceType.CPU, implementation)
+    try:
+        with ip.Graph() as g:
+            y = ip.add(ip.mul(ip.add(x, x), x), x)
+        for _ in range(2):
+            x += 1
+            g.run()
+            np.testing.assert_array_equal(y, 2 * x)
+    finally:
+        dispatcher.register_device(ip.DeviceType.CPU, before)
+    assert len(seen) == 2 and seen[0] == seen[1]
+    assert g.memory_report().arena == 0
+
+
+def test_memory_of_results_goes_at_the_end_of_the_recording() -> None:
+    x = ones(1 << 16)
+    with ip.Graph() as g:
+        y = ip.add(x, x)
+        seen = weakref.ref(y)
+        z = ip.mul(y, x)
+        del y
+        assert seen() is not None
+    assert seen() is None
+    alive = weakref.ref(z)
+    del z
+    gc.collect()
+    assert alive() is not None, "the graph writes it"
+    del g
+    gc.collect()
+    assert alive() is None
+
+
+def test_dead_results_are_not_computed() -> None:
+    x, out = ones(4), np.zeros(4, "f4")
+    with ip.Graph() as g:
+        dead = ip.mul(ip.add(x, x), x)
+        ip.add_(out, x, x)
+        del dead
+    g.run()
+    assert out.tolist() == [2] * 4
+    assert len(g) == 3 and len(g._program.nodes) == 1
+    assert g.memory_report().arena == 0
+
+
+@pytest.mark.parametrize("fuse", ["none", "exact"])
+def test_an_arena_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, fuse: str) -> None:
+    def allocate(*_: Any) -> Any:
+        raise ip.OutOfMemoryError("Graph: no")
+
+    x, out = ones(8), np.zeros(8, "f4")
+    monkeypatch.setattr(graph, "allocate", allocate)
+    with pytest.raises(ip.OutOfMemoryError), ip.Graph(fuse=fuse) as g:
+        ip.add_(out, ip.mul(ip.add(x, x), x), x)
+    assert not ip.is_graph_recording() and len(g) == 0 and not out.any()
+    with pytest.raises(ip.GraphError, match="the graph is dropped"):
+        g.run()
+
+
+def test_the_report_is_a_table() -> None:
+    x = ones(64, 64)
+    with ip.Graph(fuse="none") as g:
+        y = ip.gemm(ip.add(x, x), ip.mul(x, x))
+    report = g.memory_report()
+    text = str(report)
+    assert f"{report.arena:,} bytes" in text and "t0" in text and "t1" in text
+    assert report.blocks == tuple(sorted(report.blocks, key=lambda block: (block.offset, block.first)))
+    assert report.arena == _memory.arena_size(report.blocks) and y.shape == (64, 64)
+
+
+def test_fuse_is_one_of_three() -> None:
+    with pytest.raises(ip.ParamError, match="fuse is 'quick', needs one of 'exact', 'fast', 'none'"):
+        ip.Graph(fuse="quick")
+
+
+# ---- other memory ------------------------------------------------------------------------------------------
+
+
+def test_bind_by_array_and_by_name() -> None:
+    x, w = ones(2, 3), ones(3, 3)
+    with ip.Graph() as g:
+        g.name(w=w)
+        y = ip.gemm(ip.add(x, x), w)
+    other, third = 5 * ones(2, 3), 7 * ones(2, 3)
+    g.bind(x, other)
+    g.run()
+    np.testing.assert_array_equal(y, np.full((2, 3), 30.0))
+    g.bind(other, third)
+    g.bind(w=2 * w)
+    g.run()
+    np.testing.assert_array_equal(y, np.full((2, 3), 84.0))
+    w[:] = 99
+    x[:] = 99
+    g.run()
+    np.testing.assert_array_equal(y, np.full((2, 3), 84.0))
+    assert (g.tensors["w"] == 2).all()
+
+
+def test_bind_moves_views_and_outputs() -> None:
+    x, out = np.arange(12, dtype="f4").reshape(3, 4), np.zeros((4, 3), "f4")
+    with ip.Graph() as g:
+        g.name(x=x, out=out)
+        ip.add_(out[1:], x.T[1:], x.T[:-1])
+        ip.mul_(out[0], x[:, 0], x[:, 1])
+    new, result = -x, np.full((4, 3), 9.0, "f4")
+    g.bind(x=new, out=result)
+    g.run()
+    np.testing.assert_array_equal(result[1:], new.T[1:] + new.T[:-1])
+    np.testing.assert_array_equal(result[0], new[:, 0] * new[:, 1])
+    assert not out.any()
+    del x, new, out
+    gc.collect()
+    g.run()
+
+
+def test_bind_swaps_two_arrays() -> None:
+    x, y, out = ones(4), 3 * ones(4), np.zeros(4, "f4")
+    with ip.Graph() as g:
+        g.name(x=x, y=y)
+        ip.add_(out, x, x)
+        ip.mul_(out, out, y)
+    g.bind(x=y, y=x)
+    g.run()
+    assert out.tolist() == [6] * 4
+    g.bind(x=x, y=y)
+    g.run()
+    assert out.tolist() == [6] * 4  # 2 * 1 * 3
+    g.bind(x=y)  # both names mean one array now
+    g.run()
+    assert out.tolist() == [18] * 4
+
+
+def test_bound_memory_that_meets_other_memory_is_planned_anew() -> None:
+    """A copy may be read through only as long as nothing writes what was copied."""
+    memory = np.arange(12, dtype="f4")
+    x, other = memory[:4].copy(), memory[6:10]
+    with ip.Graph() as g:
+        g.name(x=x)
+        copied = ip.rearrange(x)
+        ip.add_(other, other, other)
+        y = ip.mul(copied, ones(4))
+        del copied
+    g.bind(x=memory[6:10])
+    expected = memory[6:10].copy()
+    g.run()
+    np.testing.assert_array_equal(y, expected)
+
+
+ROWS: dict[str, tuple[Any, type[Exception], str]] = {
+    "shape": (lambda: ones(3, 2), ip.ShapeError, r"x has shape \(3, 2\), but the old one is for \(2, 3\)"),
+    "dtype": (lambda: np.ones((2, 3)), ip.DTypeError, "x has dtype F64"),
+    "strides": (lambda: ones(3, 2).T, ip.StrideError, "x has byte strides"),
+    "kind": (lambda: [1, 2], ip.OperandError, "x is a list"),
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_bind_refuses_other_layouts(row: str) -> None:
+    new, error, message = ROWS[row]
+    x, z = ones(2, 3), ones(2, 3)
+    with ip.Graph() as g:
+        g.name(x=x, z=z)
+        y = ip.add(x, z)
+    with pytest.raises(error, match=message):
+        g.bind(z=5 * ones(2, 3), x=new())
+    g.run()
+    np.testing.assert_array_equal(y, np.full((2, 3), 2.0))
+
+
+def test_bind_refuses_what_it_cannot_place() -> None:
+    memory, out = ones(9), np.zeros((2, 3), "f4")
+    x = memory[:6].reshape(2, 3)
+    with ip.Graph() as g:
+        g.name(x=x, out=out, row=x[0])
+        ip.add_(out, x, x)
+    frozen = np.zeros((2, 3), "f4")
+    frozen.flags.writeable = False
+    with pytest.raises(ip.ParamError, match=r"out with shape .* is read-only"):
+        g.bind(out=frozen)
+    with pytest.raises(ip.OperandError, match="there is no array of the name 'y': x, out, row"):
+        g.bind(y=x)
+    with pytest.raises(ip.OperandError, match="the graph does not use"):
+        g.bind(ones(2, 3), ones(2, 3))
+    with pytest.raises(ip.OperandError, match="both sides of an end"):
+        g.bind(row=ones(3))
+    with pytest.raises(ip.ParamError, match="overlap"):
+        g.bind(out=memory[3:].reshape(2, 3))
+    g.run()
+    assert out.tolist() == [[2] * 3] * 2
+
+
+def test_bind_is_refused_while_recording_and_before() -> None:
+    x = ones(2)
+    g = ip.Graph()
+    with pytest.raises(ip.GraphError, match="the graph is new"):
+        g.bind(x, x)
+    with g:
+        _ = ip.add(x, x)
+        with pytest.raises(ip.GraphError, match="the graph is recording"):
+            g.bind(x, x)
+    g.bind(x, x)
