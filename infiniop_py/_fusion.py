@@ -175,6 +175,9 @@ class Fusion:
 
     def _producer(self, j: int, node: Node, n: int) -> tuple[int, Node] | None:
         """The product whose whole result is operand `n` of node `j`, and nothing else's before."""
+        is_in_place = node.operand(n) == node.operand(0)
+        if not is_in_place and buffer_at(node.addresses[n]) is None:
+            return None  # somebody may look at it afterwards
         i = self._last_touch(n, node, j)
         product = None if i is None else self._all[i]
         if i is None or product is None or not is_planned(product) or not product.op.epilogues:
@@ -183,9 +186,9 @@ class Fusion:
             return None
         if self._is_written(product.ranges[1:], i, j):
             return None
-        if product.operand(0) != node.operand(0):  # in place, or else the result must be nobody's afterwards
+        if not is_in_place:
             k = buffer_at(product.addresses[0])
-            if k is None or k not in self._sizes or self._touching(k) != [i, j]:
+            if k is None or self._touching(k) != [i, j]:
                 return None
         return i, product
 
