@@ -1,9 +1,10 @@
 """Rewrites of a recorded program that leave its results as they are.
 
-Four rules, applied in this order:
+Five rules, applied in this order:
 
 * *copy*: a row-major copy that only other calls read is left out; they read what was copied, through the
   strides it has there.
+* *store*: a product that only a copy reads is stored where the copy would put it.
 * *epilogue*: a product that only an elementwise operator reads becomes one call with it, which rounds the
   product to the element type before it goes on, as two calls do.
 * *addend*: a product that is added to an array in place becomes a product with ``beta = 1``. For F32 and F64
@@ -21,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from ._layout import interned
 from ._program import Node, Range, buffer_at, covers, is_planned, through_copy
 from .errors import InfiniopError
 
@@ -33,7 +35,7 @@ MODES = ("exact", "fast", "none")
 class Rewrite(NamedTuple):
     """One applied rule.
 
-    rule    "copy", "epilogue", "addend" or "dead"
+    rule    "copy", "store", "epilogue", "addend" or "dead"
     nodes   numbers of the recorded calls it concerns, the first one gone
     bytes   of memory traffic saved
     flops   saved
@@ -60,12 +62,21 @@ class Fusion:
             self._note(i, node, set.add)
         self.rewrites: list[Rewrite] = []
         if mode != "none":
-            for rule in (self._absorb_copy, self._absorb_addend, self._fuse_epilogue, self._add_in_place):
+            for rule in self._rules():
                 for i in range(len(self._all)):
                     self._try(rule, i)
             self._remove_dead()
         self.numbers = [i for i, node in enumerate(self._all) if node is not None]
         self.nodes = [node for node in self._all if node is not None]
+
+    def _rules(self) -> list[Callable[[int, Node], bool]]:
+        return [
+            self._absorb_copy,
+            self._store_through,
+            self._absorb_addend,
+            self._fuse_epilogue,
+            self._add_in_place,
+        ]
 
     # ---- looking around ------------------------------------------------------------------------------------
 
@@ -150,11 +161,44 @@ class Fusion:
                 if seen is None:
                     return False
                 found[n] = (seen[0], source_at + seen[1])
-            changed = _or_none(lambda node=node, found=found: node.with_inputs(found))  # type: ignore[misc]
+            changed = _or_none(lambda node=node, found=found: node.with_operands(found))  # type: ignore[misc]
             if changed is None or changed.runs > node.runs:
                 return False
             new[j] = changed
         return self._replace("copy", i, new)
+
+    def _store_through(self, j: int, copy: Node) -> bool:
+        if not copy.op.is_copy:
+            return False
+        k = buffer_at(copy.addresses[1])
+        i = None if k is None else self._last_touch(1, copy, j)
+        product = None if i is None else self._all[i]
+        if k is None or i is None or product is None or not product.op.epilogues:
+            return False
+        if not is_planned(product) or product.op.reads_outputs(product.scalars):
+            return False
+        (result, at), (target, target_at), (seen, seen_at) = product.operand(0), *map(copy.operand, (0, 1))
+        if self._touching(k) != [i, j] or not covers(result, at, product.ranges[0].low, self._sizes[k]):
+            return False
+        if any(copy.ranges[0].meets(one) for node in self._between(i, j) for one in node.ranges):
+            return False
+        if any(copy.ranges[0].meets(one) for one in product.ranges):
+            return False
+        # What the copy sees, in the order in which it lies in memory: all of the result, or it is no good.
+        order = sorted(range(len(seen[1])), key=lambda d: -seen[2][d])
+        ordered, stored = (
+            interned(layout[0], *(tuple(part[d] for d in order) for part in layout[1:]))
+            for layout in (seen, target)
+        )
+        if seen_at != product.ranges[0].low or not covers(ordered, seen_at, seen_at, self._sizes[k]):
+            return False
+        found = through_copy(result, at - seen_at, ordered, stored)
+        if found is None:
+            return False
+        changed = _or_none(lambda: product.with_operands({0: (found[0], target_at + found[1])}))
+        if changed is None or changed.runs > product.runs:
+            return False
+        return self._replace("store", j, {i: changed})
 
     def _absorb_addend(self, j: int, product: Node) -> bool:
         fused_op = product.op.epilogues.get("add")

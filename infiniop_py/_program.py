@@ -171,7 +171,7 @@ class Node:
             foreign=self.foreign,
         )
 
-    def with_inputs(self, new: dict[int, tuple[Layout, int]]) -> Node:
+    def with_operands(self, new: dict[int, tuple[Layout, int]]) -> Node:
         """The same call with some operands replaced. Raises what its operator refuses."""
         operands = [new.get(i) or self.operand(i) for i in range(len(self.layouts))]
         layouts, addresses = zip(*operands)
