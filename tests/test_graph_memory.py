@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import random
+import threading
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -220,6 +222,71 @@ def test_the_report_is_a_table() -> None:
     assert f"{report.arena:,} bytes" in text and "t0" in text and "t1" in text
     assert report.blocks == tuple(sorted(report.blocks, key=lambda block: (block.offset, block.first)))
     assert report.arena == _memory.arena_size(report.blocks) and y.shape == (64, 64)
+
+
+class _Heap(ctypes.Structure):
+    """``struct mallinfo2``; only the bytes in use are looked at."""
+
+    _fields_: ClassVar = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def test_replay_allocates_nothing() -> None:
+    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo2 is None:
+        pytest.skip("this C library has no mallinfo2")
+    mallinfo2.restype = _Heap
+    x, w = ones(40, 300), ones(300, 200)
+    with ip.Graph() as g:
+        y = ip.gemm(ip.mul(x, x), w)
+        z = ip.rearrange(ip.add(y, y).T)
+    for _ in range(3):
+        g.run()
+
+    def grown(runs: int) -> int:
+        gc.collect()
+        before = mallinfo2()
+        for _ in range(runs):
+            g.run()
+        after = mallinfo2()
+        return int(after.uordblks + after.hblkhd - before.uordblks - before.hblkhd)
+
+    grown(1)
+    assert grown(300) < 300 * 16, "less than the smallest block a run"
+    assert z.shape == (200, 40)
+
+
+def test_two_graphs_run_at_once() -> None:
+    def make(seed: int) -> tuple[ip.Graph, Array, Array]:
+        x = np.random.default_rng(seed).standard_normal((60, 60)).astype("f4")
+        with ip.Graph() as g:
+            y = x
+            for _ in range(6):
+                y = ip.add(ip.mul(ip.gemm(y, x, 0.1), x), x)
+        g.run()
+        return g, y, y.copy()
+
+    graphs = [make(seed) for seed in range(2)]
+    failures: list[str] = []
+
+    def work(g: ip.Graph, y: Array, wanted: Array) -> None:
+        for _ in range(300):
+            y[...] = 0
+            g.run()
+            if y.tobytes() != wanted.tobytes():
+                failures.append("other bits")
+
+    threads = [threading.Thread(target=work, args=one) for one in graphs]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert not failures
 
 
 def test_fuse_is_one_of_three() -> None:
