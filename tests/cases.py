@@ -683,6 +683,8 @@ def _rearrange() -> Iterator[Case]:
     yield alike("rearrange", "f32", (1793, 1869), ("padded", "T"))
     # Not padded, they do not: the last line of a row is a part that differs from row to row.
     yield alike("rearrange", "f32", (1873, 1802), ("C", "T"))
+    for dtype in ("u8", "bf16", "f32", "f64"):  # rows of y that all start at the same place in a cache line
+        yield alike("rearrange", dtype, (67, 192), ("offset", "T"))
     yield alike("rearrange", "bf16", (61, 53, 2049), ("offset", "swapped"))
     yield alike("rearrange", "c64", (61, 53, 517), ("swapped", "sliced_rows"))
 

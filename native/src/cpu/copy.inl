@@ -125,6 +125,11 @@ struct Stepped {
     INFINI_INLINE bool aligned() const {
         return ((reinterpret_cast<intptr_t>(p) | step * static_cast<int64_t>(sizeof(T))) & (kLine - 1)) == 0;
     }
+    /** Elements from the start of each line to a cache line, if that is the same number for all. */
+    INFINI_INLINE int64_t to_cache_line() const {
+        const int64_t bytes = -reinterpret_cast<intptr_t>(p) & (kLine - 1), size = sizeof(T);
+        return (step * size & (kLine - 1)) == 0 && bytes % size == 0 ? bytes / size : 0;
+    }
     /** Are there too few sets of 8 lines in a first-level cache for `count` of these and as much again? */
     bool collide(int64_t count) const {
         constexpr int64_t kSets = 64, kWays = 8;
@@ -140,6 +145,7 @@ struct Listed {
     INFINI_INLINE Listed of(int64_t line, int64_t element) const { return {p + element, offsets + line}; }
     INFINI_INLINE void advance() { ++offsets; }
     INFINI_INLINE bool aligned() const { return false; } // not known
+    INFINI_INLINE int64_t to_cache_line() const { return 0; }
     bool collide(int64_t) const { return false; }
 };
 
@@ -332,6 +338,12 @@ void transpose_lines(Dst dst, Src src, int64_t rows, int64_t cols, [[maybe_unuse
                        [&](int64_t i) { transpose_block<__m128i, false, T>(dst.of(i, j), src.of(j, i), [] {}); });
         });
     const bool collide = src.collide(kSide);
+    // Streamed as they are from their first cache lines on; what comes before is written with a square that overlaps them.
+    if (kWholeLines && stream)
+        if (const int64_t head = dst.to_cache_line(); head > 0 && cols - head >= kSide) {
+            transpose_squares<T, false>(dst, src, rows, collide);
+            return transpose_lines<T>(dst.of(0, head), src.of(head, 0), rows, cols - head, stream);
+        }
     if (kWholeLines && stream && !dst.aligned() && cols * static_cast<int64_t>(sizeof(T)) >= kEnoughLines * kLine)
         return transpose_past_caches<T>(dst, src, rows, cols, collide);
     each_piece(cols, kSide, [&](int64_t j) {

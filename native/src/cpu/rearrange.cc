@@ -74,7 +74,9 @@ struct RowCopy final : CpuPlan {
 
 /** y is contiguous along one axis and x along another: those two make tiles, other dimensions loops. */
 struct TileCopy final : CpuPlan {
-    static constexpr int64_t kTileRows = 512, kTileCols = 1024; // at a time of a long dimension
+    // At a time of a long dimension. Tiles are tall: x is read along their rows, and long runs are what hardware fetches ahead.
+    static constexpr int64_t kTileRows = 2048, kTileCols = 1024;
+    static constexpr int64_t kColumnsPerThread = 256; // four pieces of whole cache lines of any type
 
     TileCopy(const InfiniProblem &problem, const Axis &row_axis, const Axis &col_axis)
         : outer(loops_without<2>(problem.operands, row_axis.dims | col_axis.dims)),
@@ -90,16 +92,22 @@ struct TileCopy final : CpuPlan {
         char *const y = static_cast<char *>(call.operands[kY]);
         const char *const x = static_cast<const char *>(call.operands[kX]);
         const bool tables = !y_rows.empty();
-        parallel_tiles(
-            outer, rows.n, cols.n, kTileRows, kTileCols, size, 2 * size,
-            [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
-                // A short axis has a table of its own; a long one repeats the start of its table at every tile.
-                const int64_t y_row = rows.uniform ? row * y_row_step : 0, x_col = cols.uniform ? col * x_col_step : 0;
-                const LineOffsets y_offsets{y_row_step, tables ? y_rows.data() + (rows.uniform ? 0 : row) : nullptr},
-                    x_offsets{x_col_step, tables ? x_cols.data() + (cols.uniform ? 0 : col) : nullptr};
-                kernel(y + at[kY] + (y_row + col) * size, y_offsets, x + at[kX] + (x_col + row) * size, x_offsets,
-                       n_rows, n_cols, stream);
-            });
+        const auto tile = [&](const int64_t *at, int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) {
+            // A short axis has a table of its own; a long one repeats the start of its table at every tile.
+            const int64_t y_row = rows.uniform ? row * y_row_step : 0, x_col = cols.uniform ? col * x_col_step : 0;
+            const LineOffsets y_offsets{y_row_step, tables ? y_rows.data() + (rows.uniform ? 0 : row) : nullptr},
+                x_offsets{x_col_step, tables ? x_cols.data() + (cols.uniform ? 0 : col) : nullptr};
+            kernel(y + at[kY] + (y_row + col) * size, y_offsets, x + at[kX] + (x_col + row) * size, x_offsets, n_rows,
+                   n_cols, stream);
+        };
+        // Threads share columns, if there are enough, rather than rows: they then read runs of x as long as tiles allow.
+        if (outer.rows * outer.n * cols.n >= kColumnsPerThread * num_threads() || cols.n >= rows.n)
+            parallel_tiles(outer, cols.n, rows.n, kTileCols, kTileRows, size, 2 * size,
+                           [&](const int64_t *at, int64_t col, int64_t n_cols, int64_t row, int64_t n_rows) {
+                               tile(at, row, n_rows, col, n_cols);
+                           });
+        else
+            parallel_tiles(outer, rows.n, cols.n, kTileRows, kTileCols, size, 2 * size, tile);
         if (stream) finish_streams();
     }
 
