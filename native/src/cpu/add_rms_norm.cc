@@ -1,4 +1,5 @@
-/* add_rms_norm on the CPU: one kernel call a row, rows shared among threads. */
+/* add_rms_norm on the CPU: sums row by row, then y of several rows at once, so that these share the weights. Rows are shared
+ * among threads. */
 #include "cpu/caches.h"
 #include "cpu/cpu_plan.h"
 #include "cpu/isa.h"
@@ -20,6 +21,7 @@ struct NormPlan final : CpuPlan {
           kernel(kernels().add_rms_norm[problem.operands[kY].dtype][problem.operands[kWeight].dtype]),
           size(kDtypes[problem.operands[kY].dtype].size), weight_size(kDtypes[problem.operands[kWeight].dtype].size),
           chunks(std::min((loop.n + kNormChunk - 1) / kNormChunk, kMostChunks)),
+          group_rows(problem.operands[kY].dtype == INFINI_DTYPE_F16 ? 2 : kNormRows),
           stream(worth_streaming(2.0 * static_cast<double>(loop.rows) * static_cast<double>(loop.n * size),
                                  kStreamResults)) {}
 
@@ -32,13 +34,31 @@ struct NormPlan final : CpuPlan {
             };
             return loop.rows < num_threads() ? loop.walk(0, loop.rows * loop.n, row) : loop.parallel_walk(loop.n, row);
         }
-        const bool streamed = stream && elsewhere(call, kY) && elsewhere(call, kResidual);
-        const auto row = streamed ? kernel.row_stream : kernel.row;
-        loop.parallel_walk(loop.n, [&](const int64_t *at, int64_t, int64_t n) {
-            row(operand(at, kY), operand(at, kResidual), operand(at, kA), operand(at, kB), operand(at, kWeight), n,
-                epsilon);
+        if (stream && elsewhere(call, kY) && elsewhere(call, kResidual)) {
+            loop.parallel_walk(loop.n, [&](const int64_t *at, int64_t, int64_t n) {
+                kernel.row_stream(operand(at, kY), operand(at, kResidual), operand(at, kA), operand(at, kB),
+                                  operand(at, kWeight), n, epsilon);
+            });
+            return finish_streams();
+        }
+        loop.parallel_pieces(loop.n, [&](int64_t begin, int64_t end) {
+            NormRow group[kNormRows];
+            int count = 0;
+            const auto multiply = [&] {
+                kernel.multiply(group, count, operand(loop.offset, kWeight), loop.n, loop.n, epsilon);
+                count = 0;
+            };
+            loop.walk(begin, end, [&](const int64_t *at, int64_t, int64_t n) {
+                char *const y = operand(at, kY), *const r = operand(at, kResidual);
+                if (count == group_rows || (count > 0 && !alike(y, group[0].y))) multiply();
+                group[count++] = {y, r, kernel.add(r, operand(at, kA), operand(at, kB), n)};
+            });
+            multiply();
         });
-        if (streamed) finish_streams();
+    }
+
+    static bool alike(const void *p, const void *q) {
+        return (reinterpret_cast<uintptr_t>(p) - reinterpret_cast<uintptr_t>(q)) % 64 == 0;
     }
 
     bool elsewhere(const InfiniCall &call, int i) const {
@@ -61,7 +81,8 @@ struct NormPlan final : CpuPlan {
         for (int64_t chunk = 0; chunk < chunks; ++chunk) sum += sums[chunk];
         parallel_for(chunks, threads, [&](int64_t chunk, int) {
             const int64_t i = begin(chunk);
-            kernel.multiply(y + i * size, r + i * size, w + i * weight_size, end(chunk) - i, sum, loop.n, epsilon);
+            const NormRow part = {y + i * size, r + i * size, sum};
+            kernel.multiply(&part, 1, w + i * weight_size, end(chunk) - i, loop.n, epsilon);
         });
     }
 
@@ -70,6 +91,7 @@ struct NormPlan final : CpuPlan {
     NormKernel kernel;
     int64_t size, weight_size;
     int64_t chunks; // of a row
+    int group_rows; // F16 is bound by conversions: more rows leave the first-level cache for nothing
     bool stream;
 };
 

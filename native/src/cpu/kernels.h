@@ -27,18 +27,24 @@ struct TileOperand {
  *  where c's rows start at cache lines; neither operand is c then. */
 using BinaryTile = void (*)(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t cols, bool stream);
 
-constexpr int64_t kNormChunk = 8192; // most elements of a row that NormKernel::row takes
+constexpr int64_t kNormChunk = 8192; // most elements of a row that NormKernel::row_stream takes
+constexpr int kNormRows = 8;         // most rows that NormKernel::multiply takes
+
+/** A row of add_rms_norm, or part of it, whose squares are summed up. */
+struct NormRow {
+    void *y;
+    const void *r;
+    double square_sum; // of the whole row
+};
 
 /** add_rms_norm; y, r, a, b, w: [n], unit stride. r or y may be exactly a or b. */
 struct NormKernel {
-    /** A row of up to kNormChunk elements. */
-    void (*row)(void *y, void *r, const void *a, const void *b, const void *w, int64_t n, float epsilon);
-    /** The same past the caches; neither r nor y is a or b. */
-    void (*row_stream)(void *y, void *r, const void *a, const void *b, const void *w, int64_t n, float epsilon);
-    /** Part of a longer row: r = a + b; returns the sum of the squares. */
+    /** r = a + b; returns the sum of the squares. */
     double (*add)(void *r, const void *a, const void *b, int64_t n);
-    /** Part of one of n_row elements whose squares sum up to square_sum: y. */
-    void (*multiply)(void *y, const void *r, const void *w, int64_t n, double square_sum, int64_t n_row, float epsilon);
+    /** y of rows, or of the same part of each, of n_row elements. The addresses of y are the same modulo 64. */
+    void (*multiply)(const NormRow *rows, int count, const void *w, int64_t n, int64_t n_row, float epsilon);
+    /** Both for one row, past the caches; neither r nor y is a or b. */
+    void (*row_stream)(void *y, void *r, const void *a, const void *b, const void *w, int64_t n, float epsilon);
 };
 
 /** dst[i * stride_dst] = src[i * stride_src] for i < n; strides in elements. */

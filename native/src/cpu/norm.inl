@@ -31,28 +31,58 @@ INFINI_INLINE double norm_sum(T *r, const T *a, const T *b, int64_t n) {
     return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-/** y = r * scale * w. Streamed, it has `next` fetched meanwhile, as many elements. */
+/** y = r * scale * w for `count` rows whose y start alike within a block. Weights are taken a few blocks at a time and used for all
+ *  rows. Streamed, it has `next` fetched meanwhile, as many elements; for one row. */
 template <class T, bool Stream, class W>
-INFINI_INLINE void norm_product(T *y, const T *r, const W *w, int64_t n, typename Block<T>::V scale,
+INFINI_INLINE void norm_product(T **y, const T **r, const typename Block<T>::V *scale, int count, const W *w, int64_t n,
                                 [[maybe_unused]] const T *next = nullptr) {
-    constexpr int N = Block<T>::N;
-    const auto product = [&](Block<T> x, const Block<T> &weight) INFINI_INLINE_LAMBDA {
+    constexpr int N = Block<T>::N, kHeld = kHeldWeights / kParts<T>;
+    const auto product = [](Block<T> x, typename Block<T>::V scale, const Block<T> &weight) INFINI_INLINE_LAMBDA {
         for (int p = 0; p < kParts<T>; ++p) x.part[p] = x.part[p] * scale * weight.part[p];
         return x;
     };
-    const auto block = [&](int64_t i)
-                           INFINI_INLINE_LAMBDA { return product(load_block(r + i), load_block_as<T>(w + i)); };
-    if (n < N) return store_block_n(y, product(load_block_n(r, n), load_block_as_n<T>(w, n)), n);
+    const auto one_block = [&](int64_t i) INFINI_INLINE_LAMBDA {
+        const Block<T> weight = load_block_as<T>(w + i);
+        for (int row = 0; row < count; ++row)
+            store_block<false>(y[row] + i, product(load_block(r[row] + i), scale[row], weight));
+    };
+    if (n < N) {
+        const Block<T> weight = load_block_as_n<T>(w, n);
+        for (int row = 0; row < count; ++row)
+            store_block_n(y[row], product(load_block_n(r[row], n), scale[row], weight), n);
+        return;
+    }
     // From the end, which is what the first pass has left in the cache of a row that does not fit. The first and the last block
     // overlap the aligned ones.
-    const int64_t head = unaligned_head(y, n);
+    const int64_t head = unaligned_head(y[0], n);
     const int64_t end = head + (n - head) / N * N;
-    if (end < n) store_block<false>(y + n - N, block(n - N));
-    for (int64_t i = end; i > head; i -= N) {
-        if constexpr (Stream) fetch_block(next + (end - i));
-        store_block<Stream>(y + i - N, block(i - N));
+    if (end < n) one_block(n - N);
+    int64_t i = end;
+    if (Stream || count == 1) {
+        for (; i > head; i -= N) {
+            if constexpr (Stream) fetch_block(next + (end - i));
+            store_block<Stream>(y[0] + i - N, product(load_block(r[0] + i - N), scale[0], load_block_as<T>(w + i - N)));
+        }
+    } else {
+        // Rows' own pointers are moved, as offsets from common ones would not fit the registers.
+        for (int row = 0; row < count; ++row) y[row] += end, r[row] += end;
+        for (; i - kHeld * N >= head; i -= kHeld * N) {
+            Block<T> weight[kHeld];
+#pragma GCC unroll 16
+            for (int j = 0; j < kHeld; ++j) weight[j] = load_block_as<T>(w + i + (j - kHeld) * N);
+            for (int row = count; row-- > 0;) {
+                const typename Block<T>::V row_scale = scale[row];
+                const T *const from = r[row] -= kHeld * N;
+                T *const to = y[row] -= kHeld * N;
+#pragma GCC unroll 16
+                for (int j = 0; j < kHeld; ++j)
+                    store_block<false>(to + j * N, product(load_block(from + j * N), row_scale, weight[j]));
+            }
+        }
+        for (int row = 0; row < count; ++row) y[row] -= i, r[row] -= i;
+        for (; i > head; i -= N) one_block(i - N);
     }
-    if (head > 0) store_block<false>(y, block(0));
+    if (head > 0) one_block(0);
 }
 
 template <class T>
@@ -65,30 +95,29 @@ INFINI_INLINE typename Block<T>::V norm_scale(double square_sum, int64_t n, floa
         return splat<typename Block<T>::V>(1 / __builtin_sqrt(mean));
 }
 
-/* The two passes over part of a row, for rows too long for one thread or for its cache. */
-
 template <class T>
 double norm_add(void *r, const void *a, const void *b, int64_t n) {
     return norm_sum(static_cast<T *>(r), static_cast<const T *>(a), static_cast<const T *>(b), n);
 }
 template <class T, class W>
-void norm_multiply(void *y, const void *r, const void *w, int64_t n, double square_sum, int64_t n_row, float epsilon) {
-    norm_product<T, false>(static_cast<T *>(y), static_cast<const T *>(r), static_cast<const W *>(w), n,
-                           norm_scale<T>(square_sum, n_row, epsilon));
+void norm_multiply(const NormRow *rows, int count, const void *w, int64_t n, int64_t n_row, float epsilon) {
+    T *y[kNormRows];
+    const T *r[kNormRows];
+    typename Block<T>::V scale[kNormRows];
+    for (int i = 0; i < count; ++i) {
+        y[i] = static_cast<T *>(rows[i].y);
+        r[i] = static_cast<const T *>(rows[i].r);
+        scale[i] = norm_scale<T>(rows[i].square_sum, n_row, epsilon);
+    }
+    norm_product<T, false>(y, r, scale, count, static_cast<const W *>(w), n);
 }
 
-/** Both passes; the second finds the row in the cache. */
-template <class T, class W>
-void norm_row(void *y, void *r, const void *a, const void *b, const void *w, int64_t n, float epsilon) {
-    norm_multiply<T, W>(y, r, w, n, norm_add<T>(r, a, b, n), n, epsilon);
-}
-
-/** The same past the caches: what is streamed cannot be read back, so that the row is computed on the stack. While it is
+/** Both passes over a row, past the caches: what is streamed cannot be read back, so that the row is computed on the stack. While it is
  *  written the next row is fetched, which mostly follows in memory: reading and writing take turns otherwise. */
 template <class T, class W>
 void norm_row_stream(void *y_, void *r_, const void *a_, const void *b_, const void *w, int64_t n, float epsilon) {
     constexpr int N = Block<T>::N;
-    T *const y = static_cast<T *>(y_), *const r = static_cast<T *>(r_);
+    T *y = static_cast<T *>(y_), *const r = static_cast<T *>(r_);
     const T *const a = static_cast<const T *>(a_), *const b = static_cast<const T *>(b_);
     alignas(64) T row[kNormChunk];
     const double square_sum = norm_sum(row, a, b, n);
@@ -101,12 +130,14 @@ void norm_row_stream(void *y_, void *r_, const void *a_, const void *b_, const v
         put<true>(r + i, x);
     }
     __builtin_memcpy(r + i, row + i, static_cast<size_t>(n - i) * sizeof(T));
-    norm_product<T, true>(y, row, static_cast<const W *>(w), n, norm_scale<T>(square_sum, n, epsilon), b + n);
+    const T *computed = row;
+    const typename Block<T>::V scale = norm_scale<T>(square_sum, n, epsilon);
+    norm_product<T, true>(&y, &computed, &scale, 1, static_cast<const W *>(w), n, b + n);
 }
 
 template <class T, class W>
 constexpr NormKernel norm_kernel() {
-    return {norm_row<T, W>, norm_row_stream<T, W>, norm_add<T>, norm_multiply<T, W>};
+    return {norm_add<T>, norm_multiply<T, W>, norm_row_stream<T, W>};
 }
 
 constexpr void fill_norm(KernelTable &t) {

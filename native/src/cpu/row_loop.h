@@ -72,19 +72,26 @@ struct RowLoop {
         }
     }
 
-    /** walk() over everything, by as many threads as it is worth. Pieces start at multiples of `grain` elements. */
-    template <class Row>
-    void parallel_walk(int64_t grain, Row &&row) const {
+    /** Calls piece(begin, end) for pieces of all elements that are not empty, by as many threads as it is worth. Pieces start at
+     *  multiples of `grain` elements. */
+    template <class Piece>
+    void parallel_pieces(int64_t grain, Piece &&piece) const {
         const int64_t total = rows * n;
         const int threads = worth_threads(static_cast<double>(rows) * bytes_per_row);
-        if (threads == 1) return walk(0, total, row);
+        if (threads == 1) return piece(int64_t{0}, total);
         const int64_t grains = (total + grain - 1) / grain;
         const int64_t pieces = std::min<int64_t>(threads, grains);
-        parallel_for(pieces, threads, [&](int64_t piece, int) {
-            const int64_t begin = grains * piece / pieces * grain;
-            const int64_t end = std::min(total, grains * (piece + 1) / pieces * grain);
-            if (begin < end) walk(begin, end, row);
+        parallel_for(pieces, threads, [&](int64_t i, int) {
+            const int64_t begin = grains * i / pieces * grain;
+            const int64_t end = std::min(total, grains * (i + 1) / pieces * grain);
+            if (begin < end) piece(begin, end);
         });
+    }
+
+    /** walk() over everything in such pieces. */
+    template <class Row>
+    void parallel_walk(int64_t grain, Row &&row) const {
+        parallel_pieces(grain, [&](int64_t begin, int64_t end) { walk(begin, end, row); });
     }
 };
 

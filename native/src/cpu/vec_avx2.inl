@@ -1,6 +1,7 @@
 /* Vectors of 8 floats and 4 doubles in AVX2 with FMA and F16C. */
 constexpr int kGemmRows = 6; // 12 sums, 2 of B, 1 of A: 15 of 16 registers
 constexpr int kInPlaceMaxRows = 6;
+constexpr int kHeldWeights = 8; // vectors of them that rows of add_rms_norm share
 
 struct VF {
     static constexpr int N = 8;
