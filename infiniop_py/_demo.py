@@ -9,8 +9,10 @@ The layer, in shapes of small and of 7B-parameter models, on one token and on 64
     out         = residual + down                         (tokens, hidden)
     heads       = out, split for the next attention       (heads, tokens, head_dim)
 
-It runs in F32, F16 and BF16, call by call ("eager") and as a recorded graph. Every tensor is checked against
-float64; see `check_layer` for the error bound. Exit status 1 if anything is outside its bound.
+It runs in F32, F16 and BF16: call by call ("eager"), as a recorded graph of the same calls ("graph"), and as
+a graph that is asked for the heads alone ("fused"), so that all other tensors exist in it alone and calls
+are joined. Every tensor is checked against float64; see `check_layer` for the error bound. Exit status 1 if
+anything is outside its bound, or if a graph has other bits than the eager calls.
 """
 
 from __future__ import annotations
@@ -96,6 +98,14 @@ def run_layer(layer: Layer, r: Results) -> None:
     gemm(r.h, layer.w_down.T, out=r.down)
     add(r.residual, r.down, out=r.out)
     rearrange(split_heads(r.out), out=r.heads)
+
+
+def heads_of(layer: Layer) -> Array:
+    """The same for the last result alone."""
+    y, residual = add_rms_norm(layer.attention, layer.stream, layer.w_norm, EPSILON)
+    h = mul(gemm(y, layer.w_gate.T), gemm(y, layer.w_up.T))
+    heads: Array = rearrange(split_heads(add(residual, gemm(h, layer.w_down.T))))
+    return heads
 
 
 def numpy_layer(layer: Layer) -> Array:
@@ -378,6 +388,12 @@ def measure(
         case, "eager", check, median_seconds(lambda: run_layer(layer, eager)), numpy_seconds, torch_seconds
     )
     yield Row(case, "graph", replay_check, median_seconds(graph.run), numpy_seconds, torch_seconds, same)
+
+    with Graph() as fused:
+        heads = heads_of(layer)
+    fused.run()
+    same = heads.tobytes() == eager.heads.tobytes()
+    yield Row(case, "fused", check, median_seconds(fused.run), numpy_seconds, torch_seconds, same)
 
 
 # ---- what is shown -----------------------------------------------------------------------------------------

@@ -39,16 +39,18 @@ def tiny_run(dtype: DType, seed: int = 3) -> tuple[_demo.Layer, _demo.Results, _
 def test_demo_prints_its_table() -> None:
     done = run_python("-m", "infiniop_py", "demo", "--quick")
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = re.findall(r"^ +1024 +2816 +(1|64) (F32|F16|BF16) +(eager|graph) +([\d.]+) ", done.stdout, re.M)
+    rows = re.findall(
+        r"^ +1024 +2816 +(1|64) (F32|F16|BF16) +(eager|graph|fused) +([\d.]+) ", done.stdout, re.M
+    )
     assert {row[:3] for row in rows} == {
         (tokens, dtype, mode)
         for tokens in ("1", "64")
         for dtype in ("F32", "F16", "BF16")
-        for mode in ("eager", "graph")
+        for mode in ("eager", "graph", "fused")
     }
-    assert len(rows) == 12
+    assert len(rows) == 18
     assert all(0 < float(row[3]) <= 1 for row in rows)
-    assert done.stdout.rstrip().endswith("passed: 12 rows")
+    assert done.stdout.rstrip().endswith("passed: 18 rows")
     assert "[8/8]" in done.stderr and "\r" not in done.stderr  # not a terminal: lines
 
 
@@ -60,7 +62,7 @@ def test_demo_without_ml_dtypes_skips_bf16_and_says_why() -> None:
     done = run_python("-c", script)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^BF16 is skipped: .*infiniop_py\[bf16\]", done.stdout, re.M)
-    assert done.stdout.rstrip().endswith("passed: 8 rows")
+    assert done.stdout.rstrip().endswith("passed: 12 rows")
 
 
 def test_digits_reaches_its_accuracy() -> None:
@@ -162,8 +164,9 @@ def test_same_bits_sees_one_bit() -> None:
     assert not _demo.same_bits(one, other)
 
 
-def wrong_gemm(a: _demo.Array, b: _demo.Array, *, out: _demo.Array) -> None:
-    gemm(a[:, :-1], b[:-1], out=out)  # the last product is missing
+def wrong_gemm(a: _demo.Array, b: _demo.Array, *, out: _demo.Array | None = None) -> _demo.Array:
+    result: _demo.Array = gemm(a[:, :-1], b[:-1], out=out)  # the last product is missing
+    return result
 
 
 class WrongGraph(Graph):
