@@ -774,6 +774,8 @@ MAYBE_UNUSED static infiniStatus_t stream_begin_capture(int device_id, infinirtS
                                                         infinirtStreamCaptureMode_t mode) {
     (void)mode;
     if (FAKE_BEGIN_CAPTURE != INFINI_STATUS_SUCCESS) return fail(FAKE_BEGIN_CAPTURE, "fake: no capture today");
+    const struct timespec while_others_come = {.tv_nsec = 1000 * 1000}; /* to the same graph, which must wait */
+    nanosleep(&while_others_come, NULL);
     pthread_mutex_lock(&mutex);
     Object **link = find_object(kStream, stream); /* none for NULL: a default stream cannot be captured */
     const int can = link && (*link)->device_id == device_id && !(*link)->capturing;
