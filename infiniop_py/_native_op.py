@@ -309,9 +309,10 @@ _SOMEWHERE = cast(_native.VOID_POINTER, 1 << 12)
 class NativeGraph:
     """A native executor: calls with their pointers, run in one native call."""
 
-    __slots__ = ("device", "length", "pointer")
+    __slots__ = ("_told", "device", "length", "pointer")
 
     def __init__(self, device: Device) -> None:
+        self._told = False
         self.pointer: Any = None
         self.device = device
         self.length = 0
@@ -356,6 +357,16 @@ class NativeGraph:
             return
         with device_scope(self.device):
             check(lib.infiniopGraphRun(self.pointer, get_stream(self.device).pointer))
+        if not self._told:
+            self._told = True
+            if (how := self.describe()).startswith("capture failed"):
+                logger.warning("graph of %d calls on %s: %s", self.length, self.device, how)
+
+    def describe(self) -> str:
+        """How the graph runs, in the words of ``infiniopGraphDescribe`` in ``infiniop.h``."""
+        text = ffi.new("const char **")
+        check(lib.infiniopGraphDescribe(self.pointer, text))
+        return ffi.string(text[0]).decode(errors="replace")  # type: ignore[no-any-return]
 
     __reduce__ = refuse_pickle
 

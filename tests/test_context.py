@@ -239,7 +239,8 @@ PROGRAMS = {
         def alive():
             gc.collect()
             counts = (ctypes.c_int64 * 16)(); fake.fakeBackendGetCounts(counts)
-            names = "plans blocks0 blocks1 bytes0 bytes1 host_blocks streams events broken_guards".split()
+            names = "plans blocks0 blocks1 bytes0 bytes1 host_blocks streams events device_graphs graph_execs"
+            names = (names + " broken_guards").split()
             return {name: count for name, count in zip(names, counts) if count}
         def work(size):
             ip.set_device(q0)

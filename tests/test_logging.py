@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from pathlib import Path
 from typing import Any
 
 import children
@@ -57,6 +58,36 @@ def test_graphs_are_told(caplog: pytest.LogCaptureFixture) -> None:
     assert lines[0] == "graph enter: 1 calls in 1 steps" and re.fullmatch(
         r"graph exit: 1 calls, \d+\.\d us", lines[1]
     )
+
+
+GRAPH_ON_DEVICE = """
+import logging, numpy as np, infiniop_py as ip
+said = []
+class Kept(logging.Handler):
+    def emit(self, record): said.append((record.levelname, record.getMessage()))
+logging.getLogger("infiniop_py").addHandler(Kept())
+x = ip.ones(3, device="qy:1")
+for _ in range(2):
+    with ip.Graph() as graph:
+        y = ip.add(x, x)
+        z = ip.mul(y, x)
+    for _ in range(3):
+        graph.run()
+    assert z.to("cpu").numpy().tolist() == [2, 2, 2] and ip.get_device() == ip.Device("cpu")
+print(*said, sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("flag", ["-DFAKE_INSTANTIATE=1", "-DFAKE_CAPTURE=1", "-DFAKE_CAPTURE=0"])
+def test_a_capture_that_fails_is_told_once_a_graph(tmp_path: Path, flag: str) -> None:
+    plugin = str(children.build_fake_backend(tmp_path, flag))
+    lines = children.run(GRAPH_ON_DEVICE, INFINIOP_BACKEND_PATH=plugin, INFINIOP_NO_CAPTURE=None).splitlines()
+    if "INSTANTIATE" not in flag:
+        assert lines == [""]
+        return
+    assert len(lines) == 2 and lines[0] == lines[1]
+    for part in ("WARNING", "graph of 2 calls on QY:1: capture failed, op by op: instantiating: fake: "):
+        assert part in lines[0]
 
 
 def test_nothing_is_said_at_info(caplog: pytest.LogCaptureFixture) -> None:

@@ -86,7 +86,9 @@ typedef struct InfiniOpTable {
     /** Plans a problem. Writes an opaque plan (not NULL) and the workspace it needs in bytes, 0 for rearrange, whose users have
      *  no way to give one. The problem may not be kept. */
     infiniStatus_t (*create)(const InfiniProblem *problem, void **plan, size_t *workspace_size);
-    /** Runs a plan; from any thread, several at once. Never allocates; on devices only queues on call->stream. */
+    /** Runs a plan; from any thread, several at once. Never allocates; on devices only queues on call->stream. When that
+     *  stream is being captured nothing runs, and what is recorded must be right at every launch while the plan lives; a plan
+     *  that cannot promise this fails, and graphs run it without capture. */
     infiniStatus_t (*run)(const void *plan, const InfiniCall *call);
     void (*destroy)(void *plan);
     /** (opt) In a few words how a plan runs its problem, for logs. The text lives as long as the plan. */
@@ -94,7 +96,8 @@ typedef struct InfiniOpTable {
 } InfiniOpTable;
 
 /** What a backend can do with devices and memory; see infinirt.h for the meaning of each call. Every function takes the
- *  device id first. (opt) entries may be NULL: the call then answers NOT_IMPLEMENTED. */
+ *  device id first, and acts on that device, which need not be the thread's current one. (opt) entries may be NULL: the
+ *  call then answers NOT_IMPLEMENTED. Graphs are captured only where all six entries of capture are there. */
 typedef struct InfiniRuntimeTable {
     uint32_t struct_size;
     infiniStatus_t (*device_count)(int *count);

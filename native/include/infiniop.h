@@ -240,7 +240,13 @@ INFINI_API infiniStatus_t infiniopDestroyRearrangeDescriptor(infiniopRearrangeDe
  *
  *  A graph is a list of operator calls with their pointers, run in the order they were appended. It keeps what it needs
  *  of the descriptors, which may be destroyed; the memory behind the pointers must stay valid while the graph is run.
- *  Appending makes every check of the operator's own run function, so that a run makes none. */
+ *  Appending makes every check of the operator's own run function, so that a run makes none.
+ *
+ *  On a device with capture (the CPU has none) the first run after an append captures all calls into a device graph, on a
+ *  stream of its own, without running any; that run and all later ones launch it on their stream. Where that fails, the
+ *  calls run one by one from then on, with the same results; infiniopGraphDescribe() says why. With the environment variable
+ *  INFINIOP_NO_CAPTURE set to anything but "" when the process first makes a graph, nothing is captured. The first run may
+ *  allocate; to capture runs in a capture of your own, make it before. */
 struct InfiniopGraph;
 typedef struct InfiniopGraph *infiniopGraph_t;
 
@@ -256,9 +262,18 @@ INFINI_API infiniStatus_t infiniopGraphAppend(infiniopGraph_t graph, const struc
                                               size_t workspace_size, void *const *operands, size_t n_operands, float alpha,
                                               float beta);
 
-/** Runs all calls; stops at the first that fails and returns its status. Not by two threads at once on one graph whose
- *  calls share a workspace or an output. */
+/** Runs all calls; stops at the first that fails and returns its status, or that of the launch. Not by two threads at once on
+ *  one graph whose calls share a workspace or an output, and not while another thread appends to it. */
 INFINI_API infiniStatus_t infiniopGraphRun(infiniopGraph_t graph, void *stream);
+
+/** Writes how the graph runs. The text lives until the next append, run or destruction of the graph, and begins with
+ *    "captured, "          and the number of calls: they are launched as one
+ *    "capture failed, "    and why; the calls run one by one
+ *    "op by op: "          on a device without capture, or where INFINIOP_NO_CAPTURE is set
+ *    "not decided "        before the first run after an append, on a device with capture */
+INFINI_API infiniStatus_t infiniopGraphDescribe(infiniopGraph_t graph, const char **text);
+
+/** Runs that are queued on a device still take place. */
 INFINI_API infiniStatus_t infiniopDestroyGraph(infiniopGraph_t graph);
 
 #ifdef __cplusplus

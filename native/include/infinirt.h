@@ -183,6 +183,8 @@ INFINI_API infiniStatus_t infinirtGraphDestroy(infinirtGraph_t graph);
 /** Makes a graph launchable. On failure `node` (may be NULL) gets the node at fault and `log` (may be NULL when
  *  log_size is 0) a NUL-terminated text of at most log_size bytes. */
 INFINI_API infiniStatus_t infinirtGraphInstantiate(infinirtGraphExec_t *exec, infinirtGraph_t graph, infinirtGraphNode_t *node, char *log, size_t log_size);
+
+/** Runs that are queued still take place. */
 INFINI_API infiniStatus_t infinirtGraphExecDestroy(infinirtGraphExec_t exec);
 
 /** Queues one run of the graph on `stream`. The first spelling is the one the interface was published with. */

@@ -10,7 +10,8 @@
  *  - every operator with a workspace asks for FAKE_WORKSPACE bytes more than the CPU and writes all of them
  *  - fakeBackendGetCounts() says what is alive, so that a test can assert that nothing was leaked
  *
- *  Streams run everything at once; capture is not offered. The FAKE_ macros below make it misbehave:
+ *  Streams run everything at once. Operators on a stream that is being captured are recorded instead and run at each launch;
+ *  anything else on such a stream is refused. The FAKE_ macros below make it misbehave:
  *      cc -std=c99 -shared -fPIC -DFAKE_PROBE=7 -I<include> fake_backend.c -o fake.so -ldl -lpthread */
 #define _GNU_SOURCE /* dladdr */
 #include "infini_backend.h"
@@ -51,6 +52,9 @@
 #ifndef FAKE_OP_RUN
 #define FAKE_OP_RUN op_run /* NULL: an incomplete table */
 #endif
+#ifndef FAKE_CAPTURE
+#define FAKE_CAPTURE 1 /* 0: capture is not offered */
+#endif
 #ifndef FAKE_ENTRY_NULL
 #define FAKE_ENTRY_NULL 0 /* 1: "I cannot work with this host" */
 #endif
@@ -70,6 +74,30 @@
 #ifndef FAKE_RUN
 #define FAKE_RUN INFINI_STATUS_SUCCESS
 #endif
+#ifndef FAKE_STREAM_CREATE
+#define FAKE_STREAM_CREATE INFINI_STATUS_SUCCESS
+#endif
+#ifndef FAKE_STREAM_DESTROY
+#define FAKE_STREAM_DESTROY INFINI_STATUS_SUCCESS
+#endif
+#ifndef FAKE_BEGIN_CAPTURE
+#define FAKE_BEGIN_CAPTURE INFINI_STATUS_SUCCESS
+#endif
+#ifndef FAKE_END_CAPTURE
+#define FAKE_END_CAPTURE INFINI_STATUS_SUCCESS
+#endif
+#ifndef FAKE_UNCAPTURABLE
+#define FAKE_UNCAPTURABLE INFINI_OP_COUNT /* an operator that cannot be captured */
+#endif
+#ifndef FAKE_INSTANTIATE
+#define FAKE_INSTANTIATE INFINI_STATUS_SUCCESS
+#endif
+#ifndef FAKE_LAUNCHES
+#define FAKE_LAUNCHES INT64_MAX /* how many succeed, in all */
+#endif
+#ifndef FAKE_SILENT
+#define FAKE_SILENT 0 /* 1: failures come without a sentence */
+#endif
 
 enum { kDevices = 2, kGuard = 64, kGuardByte = 0x5A, kFreshByte = 0xCD };
 
@@ -84,12 +112,28 @@ typedef struct FakeCounts {
     int64_t host_blocks;
     int64_t streams;
     int64_t events;
+    int64_t device_graphs;
+    int64_t graph_execs;
     int64_t broken_guards; /* blocks whose guard bytes were overwritten, found when they were released */
     int64_t creates;
-    int64_t runs[kDevices];
+    int64_t runs[kDevices]; /* that computed something: not those that were recorded */
+    int64_t captures;       /* that were ended and gave a graph */
+    int64_t launches;
 } FakeCounts;
 
-typedef enum { kBlock, kHostBlock, kStream, kEvent } ObjectKind;
+typedef enum { kBlock, kHostBlock, kStream, kEvent, kGraph, kGraphExec } ObjectKind;
+
+struct Plan;
+
+/** Calls of operators that were recorded. */
+typedef struct Recording {
+    struct RecordedCall {
+        const struct Plan *plan;
+        InfiniCall call; /* its operands are those below */
+        void *operands[INFINI_MAX_OPERANDS];
+    } *calls;
+    size_t n;
+} Recording;
 
 /** One thing the plugin handed out. */
 typedef struct Object {
@@ -99,6 +143,8 @@ typedef struct Object {
     size_t size;         /* blocks: bytes between the guards */
     uint32_t flags;      /* events */
     int recorded;        /* events */
+    int capturing;       /* streams */
+    Recording recording; /* capturing streams, graphs, graph execs */
     struct timespec time;
     struct Object *next;
 } Object;
@@ -117,7 +163,9 @@ void fakeBackendGetCounts(FakeCounts *result) {
     pthread_mutex_unlock(&mutex);
 }
 
-static infiniStatus_t fail(infiniStatus_t status, const char *message) { return host_library->fail(status, message); }
+static infiniStatus_t fail(infiniStatus_t status, const char *message) {
+    return FAKE_SILENT ? status : host_library->fail(status, message);
+}
 
 /* ---- objects; the functions of this section are called with the mutex held ----------------------------------------- */
 
@@ -131,7 +179,7 @@ static Object *push_object(ObjectKind kind, int device_id) {
     return object;
 }
 
-/** The link that points to a live stream or event, or to a block by its first byte; NULL when there is none. */
+/** The link that points to a live object, or to a block by its first byte; NULL when there is none. */
 static Object **find_object(ObjectKind kind, const void *key) {
     for (Object **link = &objects; *link; link = &(*link)->next) {
         const void *own = kind == kBlock || kind == kHostBlock ? (const void *)(*link)->host : (const void *)*link;
@@ -143,6 +191,7 @@ static Object **find_object(ObjectKind kind, const void *key) {
 static void pop_object(Object **link) {
     Object *object = *link;
     *link = object->next;
+    free(object->recording.calls);
     free(object);
 }
 
@@ -190,6 +239,7 @@ static infiniStatus_t device_synchronize(int device_id) {
 /* ---- streams and events -------------------------------------------------------------------------------------------- */
 
 static infiniStatus_t stream_create(int device_id, infinirtStream_t *stream) {
+    if (FAKE_STREAM_CREATE != INFINI_STATUS_SUCCESS) return fail(FAKE_STREAM_CREATE, "fake: no more streams");
     pthread_mutex_lock(&mutex);
     Object *object = push_object(kStream, device_id);
     counts.streams += object != NULL;
@@ -204,18 +254,26 @@ static infiniStatus_t stream_destroy(int device_id, infinirtStream_t stream) {
     if (!stream) return INFINI_STATUS_SUCCESS;
     pthread_mutex_lock(&mutex);
     Object **link = find_object(kStream, stream);
-    if (link) pop_object(link);
-    counts.streams -= link != NULL;
+    const int capturing = link && (*link)->capturing;
+    if (link && !capturing) {
+        pop_object(link);
+        counts.streams -= 1;
+    }
     pthread_mutex_unlock(&mutex);
-    return link ? INFINI_STATUS_SUCCESS : fail(INFINI_STATUS_BAD_PARAM, "fake: not a live stream");
+    if (capturing) return fail(INFINI_STATUS_BAD_PARAM, "fake: the stream is being captured");
+    if (!link) return fail(INFINI_STATUS_BAD_PARAM, "fake: not a live stream");
+    if (FAKE_STREAM_DESTROY != INFINI_STATUS_SUCCESS) return fail(FAKE_STREAM_DESTROY, "fake: the stream went badly");
+    return INFINI_STATUS_SUCCESS;
 }
 
 static infiniStatus_t check_stream(infinirtStream_t stream) {
     if (!stream) return INFINI_STATUS_SUCCESS;
     pthread_mutex_lock(&mutex);
-    const int live = find_object(kStream, stream) != NULL;
+    Object **link = find_object(kStream, stream);
+    const int capturing = link && (*link)->capturing;
     pthread_mutex_unlock(&mutex);
-    return live ? INFINI_STATUS_SUCCESS : fail(INFINI_STATUS_BAD_PARAM, "fake: not a live stream");
+    if (capturing) return fail(INFINI_STATUS_BAD_PARAM, "fake: only operators can be captured");
+    return link ? INFINI_STATUS_SUCCESS : fail(INFINI_STATUS_BAD_PARAM, "fake: not a live stream");
 }
 
 static infiniStatus_t check_event(infinirtEvent_t event) {
@@ -624,14 +682,8 @@ static infiniStatus_t op_create(const InfiniProblem *problem, void **result, siz
     return INFINI_STATUS_SUCCESS;
 }
 
-/* Not used when FAKE_OP_RUN is NULL. */
-static infiniStatus_t op_run(const void *opaque, const InfiniCall *call) __attribute__((unused));
-static infiniStatus_t op_run(const void *opaque, const InfiniCall *call) {
+static infiniStatus_t compute(const Plan *plan, const InfiniCall *call) {
     if (FAKE_RUN != INFINI_STATUS_SUCCESS) return fail(FAKE_RUN, "fake: the run fails");
-    const Plan *plan = opaque;
-    const infiniStatus_t stream_status = check_stream(call->stream);
-    if (stream_status != INFINI_STATUS_SUCCESS) return stream_status;
-
     unsigned char *p[INFINI_MAX_OPERANDS] = {NULL};
     unsigned char *workspace = NULL;
     int inside = 1;
@@ -667,6 +719,44 @@ static infiniStatus_t op_run(const void *opaque, const InfiniCall *call) {
     }
 }
 
+/** Adds calls to a recording. Called with the mutex held; false: out of memory. */
+static int record(Recording *to, const struct RecordedCall *calls, size_t n) {
+    if (n == 0) return 1;
+    struct RecordedCall *grown = realloc(to->calls, (to->n + n) * sizeof *grown);
+    if (!grown) return 0;
+    memcpy(grown + to->n, calls, n * sizeof *grown);
+    to->calls = grown;
+    to->n += n;
+    for (size_t i = 0; i < to->n; ++i) grown[i].call.operands = grown[i].operands; /* they moved */
+    return 1;
+}
+
+/** The stream, if it is one of this device that is being captured. Called with the mutex held. */
+static Object *capturing_stream(int device_id, infinirtStream_t stream) {
+    Object **link = find_object(kStream, stream);
+    return link && (*link)->capturing && (*link)->device_id == device_id ? *link : NULL;
+}
+
+/* Not used when FAKE_OP_RUN is NULL. */
+static infiniStatus_t op_run(const void *opaque, const InfiniCall *call) __attribute__((unused));
+static infiniStatus_t op_run(const void *opaque, const InfiniCall *call) {
+    const Plan *plan = opaque;
+    pthread_mutex_lock(&mutex);
+    Object *capturing = capturing_stream(plan->device_id, call->stream);
+    int recorded = 0;
+    if (capturing && plan->op != FAKE_UNCAPTURABLE) {
+        struct RecordedCall one = {.plan = plan, .call = *call};
+        memcpy(one.operands, call->operands, (size_t)plan->n_operands * sizeof(void *));
+        recorded = record(&capturing->recording, &one, 1);
+    }
+    pthread_mutex_unlock(&mutex);
+    if (capturing)
+        return recorded ? INFINI_STATUS_SUCCESS
+                        : fail(INFINI_STATUS_NOT_IMPLEMENTED, "fake: this operator cannot be captured");
+    const infiniStatus_t status = check_stream(call->stream);
+    return status == INFINI_STATUS_SUCCESS ? compute(plan, call) : status;
+}
+
 static void op_destroy(void *opaque) {
     Plan *plan = opaque;
     destroy_cpu_descriptor(plan);
@@ -674,6 +764,112 @@ static void op_destroy(void *opaque) {
     pthread_mutex_lock(&mutex);
     counts.plans -= 1;
     pthread_mutex_unlock(&mutex);
+}
+
+/* ---- capture; not used when FAKE_CAPTURE is 0 ----------------------------------------------------------------------- */
+
+#define MAYBE_UNUSED __attribute__((unused))
+
+MAYBE_UNUSED static infiniStatus_t stream_begin_capture(int device_id, infinirtStream_t stream,
+                                                        infinirtStreamCaptureMode_t mode) {
+    (void)mode;
+    if (FAKE_BEGIN_CAPTURE != INFINI_STATUS_SUCCESS) return fail(FAKE_BEGIN_CAPTURE, "fake: no capture today");
+    const struct timespec while_others_come = {.tv_nsec = 1000 * 1000}; /* to the same graph, which must wait */
+    nanosleep(&while_others_come, NULL);
+    pthread_mutex_lock(&mutex);
+    Object **link = find_object(kStream, stream); /* none for NULL: a default stream cannot be captured */
+    const int can = link && (*link)->device_id == device_id && !(*link)->capturing;
+    if (can) (*link)->capturing = 1;
+    pthread_mutex_unlock(&mutex);
+    return can ? INFINI_STATUS_SUCCESS : fail(INFINI_STATUS_BAD_PARAM, "fake: this stream cannot be captured");
+}
+
+/** Makes a graph or a graph exec of some calls. Called with the mutex held; NULL: out of memory. */
+static Object *push_recording(ObjectKind kind, int device_id, const Recording *calls) {
+    Object *object = push_object(kind, device_id);
+    if (object && !record(&object->recording, calls->calls, calls->n)) {
+        pop_object(&objects); /* where it was pushed */
+        object = NULL;
+    }
+    *(kind == kGraph ? &counts.device_graphs : &counts.graph_execs) += object != NULL;
+    return object;
+}
+
+MAYBE_UNUSED static infiniStatus_t stream_end_capture(int device_id, infinirtStream_t stream, infinirtGraph_t *graph) {
+    pthread_mutex_lock(&mutex);
+    Object *own = capturing_stream(device_id, stream);
+    Object *made = NULL;
+    if (own) {
+        own->capturing = 0; /* also when it fails */
+        if (FAKE_END_CAPTURE == INFINI_STATUS_SUCCESS) made = push_recording(kGraph, device_id, &own->recording);
+        free(own->recording.calls);
+        own->recording = (Recording){NULL, 0};
+    }
+    counts.captures += made != NULL;
+    pthread_mutex_unlock(&mutex);
+    if (!own) return fail(INFINI_STATUS_BAD_PARAM, "fake: this stream is not being captured");
+    if (FAKE_END_CAPTURE != INFINI_STATUS_SUCCESS) return fail(FAKE_END_CAPTURE, "fake: the capture came to nothing");
+    if (!made) return fail(INFINI_STATUS_INTERNAL_ERROR, "fake: out of host memory for a graph");
+    *graph = made;
+    return INFINI_STATUS_SUCCESS;
+}
+
+static infiniStatus_t release_recording(ObjectKind kind, int device_id, void *object) {
+    if (!object) return INFINI_STATUS_SUCCESS;
+    pthread_mutex_lock(&mutex);
+    Object **link = find_object(kind, object);
+    const int own = link && (*link)->device_id == device_id;
+    if (own) {
+        pop_object(link);
+        *(kind == kGraph ? &counts.device_graphs : &counts.graph_execs) -= 1;
+    }
+    pthread_mutex_unlock(&mutex);
+    return own ? INFINI_STATUS_SUCCESS : fail(INFINI_STATUS_BAD_PARAM, "fake: not a live graph of this device");
+}
+
+MAYBE_UNUSED static infiniStatus_t graph_destroy(int device_id, infinirtGraph_t graph) {
+    return release_recording(kGraph, device_id, graph);
+}
+
+MAYBE_UNUSED static infiniStatus_t graph_exec_destroy(int device_id, infinirtGraphExec_t exec) {
+    return release_recording(kGraphExec, device_id, exec);
+}
+
+MAYBE_UNUSED static infiniStatus_t graph_instantiate(int device_id, infinirtGraphExec_t *exec, infinirtGraph_t graph,
+                                                     infinirtGraphNode_t *node, char *log, size_t log_size) {
+    (void)node;
+    if (FAKE_INSTANTIATE != INFINI_STATUS_SUCCESS) {
+        if (log_size > 0) snprintf(log, log_size, "node 0 is at fault");
+        return fail(FAKE_INSTANTIATE, "fake: the graph cannot be launched");
+    }
+    pthread_mutex_lock(&mutex);
+    Object **link = find_object(kGraph, graph);
+    const int own = link && (*link)->device_id == device_id;
+    Object *made = own ? push_recording(kGraphExec, device_id, &(*link)->recording) : NULL;
+    pthread_mutex_unlock(&mutex);
+    if (!own) return fail(INFINI_STATUS_BAD_PARAM, "fake: not a live graph of this device");
+    if (!made) return fail(INFINI_STATUS_INTERNAL_ERROR, "fake: out of host memory for a graph");
+    *exec = made;
+    return INFINI_STATUS_SUCCESS;
+}
+
+MAYBE_UNUSED static infiniStatus_t graph_launch(int device_id, infinirtGraphExec_t exec, infinirtStream_t stream) {
+    pthread_mutex_lock(&mutex);
+    Object **link = find_object(kGraphExec, exec);
+    const Object *own = link && (*link)->device_id == device_id ? *link : NULL;
+    Object *capturing = own ? capturing_stream(device_id, stream) : NULL;
+    const int works = own && counts.launches < FAKE_LAUNCHES;
+    const int recorded = works && capturing && record(&capturing->recording, own->recording.calls, own->recording.n);
+    counts.launches += works && !capturing;
+    pthread_mutex_unlock(&mutex);
+    if (!own) return fail(INFINI_STATUS_BAD_PARAM, "fake: not a live graph of this device");
+    if (!works) return fail(INFINI_STATUS_INTERNAL_ERROR, "fake: no launch today");
+    if (capturing)
+        return recorded ? INFINI_STATUS_SUCCESS : fail(INFINI_STATUS_INTERNAL_ERROR, "fake: out of host memory");
+    infiniStatus_t status = check_stream(stream);
+    for (size_t i = 0; i < own->recording.n && status == INFINI_STATUS_SUCCESS; ++i)
+        status = compute(own->recording.calls[i].plan, &own->recording.calls[i].call);
+    return status;
 }
 
 /* ---- the plugin ------------------------------------------------------------------------------------------------------ */
@@ -709,6 +905,14 @@ static const InfiniRuntimeTable runtime_table = {
     .memcpy_async = memcpy_async,
     .memset_sync = memset_sync,
     .memset_async = memset_async,
+#if FAKE_CAPTURE
+    .stream_begin_capture = stream_begin_capture,
+    .stream_end_capture = stream_end_capture,
+    .graph_destroy = graph_destroy,
+    .graph_instantiate = graph_instantiate,
+    .graph_exec_destroy = graph_exec_destroy,
+    .graph_launch = graph_launch,
+#endif
 };
 
 static const InfiniOpTable op_table = {

@@ -38,6 +38,7 @@ from _ops import (
     Abi,
     DeviceMemory,
     Layout,
+    Memory,
     assert_result,
     current_device,
     example,
@@ -59,9 +60,13 @@ class Counts(ctypes.Structure):
         ("host_blocks", ctypes.c_int64),
         ("streams", ctypes.c_int64),
         ("events", ctypes.c_int64),
+        ("device_graphs", ctypes.c_int64),
+        ("graph_execs", ctypes.c_int64),
         ("broken_guards", ctypes.c_int64),
         ("creates", ctypes.c_int64),
         ("runs", ctypes.c_int64 * 2),
+        ("captures", ctypes.c_int64),
+        ("launches", ctypes.c_int64),
     ]
 
 
@@ -98,9 +103,10 @@ class Fake:
         return free.value
 
     def assert_nothing_left(self) -> None:
-        """Every plan, block, stream and event was released, and nothing was written beside a block."""
+        """Every plan, block, stream, event and graph was released, and nothing was written beside a block."""
         counts = self.counts()
         assert counts.plans == counts.host_blocks == counts.streams == counts.events == 0
+        assert counts.device_graphs == counts.graph_execs == 0
         assert [*counts.blocks, *counts.bytes] == [0, 0, 0, 0]
         assert counts.broken_guards == 0
 
@@ -360,7 +366,7 @@ def memory(plugin: str) -> None:
 
 
 def streams_and_events(plugin: str) -> None:
-    """Queued calls go to the backend with their stream; capture is not offered."""
+    """Queued calls go to the backend with their stream."""
     fake = load(plugin)
     lib = fake.lib
     fake.use(1)
@@ -387,9 +393,6 @@ def streams_and_events(plugin: str) -> None:
     assert ms.value >= 0
     assert lib.infinirtEventRecord(untimed, stream) == SUCCESS
     assert lib.infinirtEventElapsedTime(ctypes.byref(ms), start, untimed) == BAD_PARAM
-    for mode in (0, 1, 2):
-        assert lib.infinirtStreamBeginCapture(stream, mode) == NOT_IMPLEMENTED
-        assert "fake" in lib.message(), lib.message()
     assert lib.infinirtFreeAsync(block, stream) == SUCCESS
     for event in events:
         assert lib.infinirtEventDestroy(event) == SUCCESS
@@ -665,6 +668,345 @@ def graphs(plugin: str) -> None:
     fake.assert_nothing_left()
 
 
+# ---- graphs on a device with capture -------------------------------------------------------------
+
+
+class Chain:
+    """A graph of y = x + x and then y = y * x on a device of the plugin, while the CPU is current."""
+
+    def __init__(self, fake: Fake, device_id: int = 1) -> None:
+        self.fake, self.lib, self.device_id = fake, fake.lib, device_id
+        self.abi = fake.handle_on(device_id)
+        layout = Layout((5,), None, "i32")
+        self.x, self.y = Memory(layout, range(5)), Memory(layout, 0)
+        fake.use(device_id)
+        self.on_device = [DeviceMemory(self.lib, held) for held in (self.x, self.y)]
+        self.scratch = allocate(self.lib, WORKSPACE)
+        fake.use_cpu()
+        self.graph = pointer()
+        assert self.lib.infiniopCreateGraph(self.abi.handle, ctypes.byref(self.graph)) == SUCCESS
+        self.appended: list[str] = []
+        for name, a in (("add", 0), ("mul", 1)):
+            assert self.append(name, a) == SUCCESS, self.lib.message()
+
+    def append(self, name: str, a: int, scratch_size: int = WORKSPACE) -> int:
+        """Appends y = (x, y)[a] `name` x; the descriptor is destroyed at once."""
+        op = OPS[name]
+        desc = self.abi.created(op, dict.fromkeys(op.operands, self.x.layout))
+        x, y = (block.pointer for block in self.on_device)
+        operands = (ctypes.c_void_p * 3)(y, (x, y)[a], x)
+        status: int = self.lib.infiniopGraphAppend(
+            self.graph, desc, self.scratch, scratch_size, operands, 3, 1.0, 0.0
+        )
+        assert self.abi.destroy(op, desc) == SUCCESS
+        if status == SUCCESS:
+            self.appended.append(name)
+        return status
+
+    def run(self, stream: ctypes.c_void_p | None = None) -> int:
+        status: int = self.lib.infiniopGraphRun(self.graph, stream)
+        assert current_device(self.lib) == (CPU, 0)
+        return status
+
+    def set(self, x: int) -> None:
+        """Changes what the operands hold: x, x + 1, ... and an output that no run left there."""
+        self.x.array[:], self.y.array[:] = range(x, x + 5), -7
+        self.fake.use(self.device_id)
+        for block in self.on_device:
+            block.upload()
+        self.fake.use_cpu()
+
+    def result(self) -> list[int]:
+        self.fake.use(self.device_id)
+        self.on_device[1].download()
+        self.fake.use_cpu()
+        found: list[int] = self.y.array.tolist()
+        return found
+
+    def wanted(self) -> list[int]:
+        y = self.x.array + self.x.array
+        for name in self.appended[1:]:
+            y = y * self.x.array if name == "mul" else y + self.x.array
+        wanted: list[int] = y.tolist()
+        return wanted
+
+    def check_runs(self, *starts: int, stream: ctypes.c_void_p | None = None) -> None:
+        """Each run computes every call once, from what the operands hold then."""
+        for x in starts:
+            self.set(x)
+            before = self.fake.counts().runs[self.device_id]
+            assert self.run(stream) == SUCCESS, self.lib.message()
+            assert self.fake.counts().runs[self.device_id] - before == len(self.appended)
+            assert self.result() == self.wanted()
+
+    def describe(self) -> str:
+        text = ctypes.c_char_p()
+        assert self.lib.infiniopGraphDescribe(self.graph, ctypes.byref(text)) == SUCCESS, self.lib.message()
+        assert text.value
+        return text.value.decode()
+
+    def close(self) -> None:
+        assert self.lib.infiniopDestroyGraph(self.graph) == SUCCESS, self.lib.message()
+        assert current_device(self.lib) == (CPU, 0)
+        self.fake.use(self.device_id)
+        for block in self.on_device:
+            block.free()
+        assert self.lib.infinirtFree(self.scratch) == SUCCESS
+        self.fake.use_cpu()
+        self.abi.close()
+
+
+def captured(plugin: str) -> None:
+    """The first run captures, on a stream of its own that is gone afterwards; every run is one launch."""
+    fake = load(plugin)
+    chain = Chain(fake)
+    assert chain.describe() == "not decided before the first run"
+    fake.lib.infinirtSetLastError(SUCCESS, b"what failed before")
+    chain.check_runs(0)
+    assert chain.describe() == "captured, 2 calls"
+    fake.use(1)
+    stream = pointer()
+    assert fake.lib.infinirtStreamCreate(ctypes.byref(stream)) == SUCCESS
+    fake.use_cpu()
+    chain.check_runs(3, -9, stream=stream)
+    chain.check_runs(100)
+    assert fake.lib.message() == "what failed before"
+    counts = fake.counts()
+    assert (counts.captures, counts.launches) == (1, 4)
+    assert (counts.device_graphs, counts.graph_execs, counts.streams) == (1, 1, 1)
+    chain.close()
+    fake.use(1)
+    assert fake.lib.infinirtStreamDestroy(stream) == SUCCESS
+    fake.assert_nothing_left()
+
+
+def not_captured(plugin: str, captures: str, *words: str) -> None:
+    """A step of the capture fails: op by op for good, with right results, and the reason is kept."""
+    fake = load(plugin)
+    chain = Chain(fake)
+    fake.lib.infinirtSetLastError(SUCCESS, b"what failed before")
+    chain.check_runs(0, 3, -9)
+    assert fake.lib.message() == "what failed before"
+    said = chain.describe()
+    assert said.startswith("capture failed, op by op: ") and all(word in said for word in words), said
+    counts = fake.counts()
+    assert (counts.captures, counts.launches) == (int(captures), 0), "tried again, or not at all"
+    assert counts.device_graphs == counts.graph_execs == counts.streams == 0
+    # What is appended later is run so, too.
+    assert chain.append("add", 1) == SUCCESS, fake.lib.message()
+    chain.check_runs(5)
+    assert chain.describe() == said
+    chain.close()
+    fake.assert_nothing_left()
+
+
+def launch_fails_later(plugin: str) -> None:
+    """A launch that fails after one that did not: an error of the run, as it would be of an operator."""
+    fake = load(plugin)
+    chain = Chain(fake)
+    chain.check_runs(4)
+    chain.set(6)
+    assert chain.run() == INTERNAL_ERROR
+    assert "no launch today" in fake.lib.message()
+    assert chain.result() == [-7] * 5
+    assert chain.describe() == "captured, 2 calls"
+    chain.close()
+    fake.assert_nothing_left()
+
+
+def run_fails(plugin: str) -> None:
+    """What fails with and without capture is an error of the run, and no reason to give capture up."""
+    fake = load(plugin)
+    chain = Chain(fake)
+    for _ in range(2):
+        assert chain.run() == INTERNAL_ERROR
+        assert "the run fails" in fake.lib.message()
+        assert chain.describe() == "not decided before the first run"
+        counts = fake.counts()
+        assert counts.device_graphs == counts.graph_execs == counts.streams == 0
+    assert fake.counts().captures == 2
+    chain.close()
+    fake.assert_nothing_left()
+
+
+def first_run_on_a_dead_stream(plugin: str) -> None:
+    """Is the caller's error; the graph is captured by the next run."""
+    fake = load(plugin)
+    chain = Chain(fake)
+    fake.use(1)
+    dead = pointer()
+    assert fake.lib.infinirtStreamCreate(ctypes.byref(dead)) == SUCCESS
+    assert fake.lib.infinirtStreamDestroy(dead) == SUCCESS
+    fake.use_cpu()
+    chain.set(1)
+    assert chain.run(dead) == BAD_PARAM
+    assert "not a live stream" in fake.lib.message()
+    assert chain.result() == [-7] * 5
+    chain.check_runs(1, 2)
+    assert chain.describe() == "captured, 2 calls"
+    assert chain.run(dead) == BAD_PARAM
+    chain.close()
+    fake.assert_nothing_left()
+
+
+def append_after_a_run(plugin: str) -> None:
+    """What was captured is given up for a new capture; a refused append gives up nothing."""
+    fake = load(plugin)
+    chain = Chain(fake)
+    chain.check_runs(1, 2)
+    assert chain.append("add", 1, WORKSPACE - 1) == INSUFFICIENT_WORKSPACE
+    chain.check_runs(3)
+    assert (fake.counts().captures, fake.counts().launches) == (1, 3)
+    for n in (3, 4):
+        assert chain.append("add", 1) == SUCCESS, fake.lib.message()
+        assert chain.describe() == "not decided before the first run"
+        assert fake.counts().device_graphs == fake.counts().graph_execs == 0
+        chain.check_runs(4, 5)
+        assert chain.describe() == f"captured, {n} calls"
+        assert fake.counts().device_graphs == fake.counts().graph_execs == 1
+    assert (fake.counts().captures, fake.counts().launches) == (3, 7)
+    chain.close()
+    fake.assert_nothing_left()
+
+
+def graph_that_never_runs(plugin: str) -> None:
+    fake = load(plugin)
+    chain = Chain(fake)
+    before = fake.counts()
+    chain.close()
+    fake.assert_nothing_left()
+    after = fake.counts()
+    assert (after.captures, after.launches) == (0, 0)
+    assert list(after.runs) == list(before.runs) == [0, 0]
+
+
+def graphs_that_record_nothing(plugin: str) -> None:
+    """No calls, and calls whose outputs have no element."""
+    fake = load(plugin)
+    abi = fake.handle_on(0)
+    graph = pointer()
+    assert fake.lib.infiniopCreateGraph(abi.handle, ctypes.byref(graph)) == SUCCESS
+    assert fake.lib.infiniopGraphRun(graph, None) == SUCCESS, fake.lib.message()
+    op = OPS["add"]
+    desc = abi.created(op, dict.fromkeys(op.operands, Layout((0, 3))))
+    operands = (ctypes.c_void_p * 3)()
+    assert fake.lib.infiniopGraphAppend(graph, desc, None, 0, operands, 3, 1.0, 0.0) == SUCCESS
+    assert abi.destroy(op, desc) == SUCCESS
+    barrier, statuses = threading.Barrier(8), []
+
+    def work() -> None:
+        barrier.wait()
+        statuses.append(fake.lib.infiniopGraphRun(graph, None))
+
+    # Nothing is written, so that threads may run it at once: one of them captures.
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert statuses == [SUCCESS] * 8
+    counts = fake.counts()
+    assert (counts.captures, counts.launches, counts.device_graphs) == (2, 9, 1)
+    assert fake.lib.infiniopDestroyGraph(graph) == SUCCESS
+    abi.close()
+    fake.assert_nothing_left()
+
+
+def two_graphs(plugin: str) -> None:
+    """On two devices, in turn and in two threads."""
+    fake = load(plugin)
+    chains = [Chain(fake, 0), Chain(fake, 1), Chain(fake, 1)]
+    for x in (2, 8):
+        for chain in chains:
+            chain.check_runs(x)
+    failures: list[BaseException] = []
+
+    def work(chain: Chain) -> None:
+        try:
+            for x in range(50):
+                chain.set(x)
+                assert chain.run() == SUCCESS, fake.lib.message()
+                assert chain.result() == chain.wanted()
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(chain,)) for chain in chains]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert (fake.counts().captures, fake.counts().launches) == (3, 6 + 150)
+    assert fake.counts().device_graphs == 3
+    chains.pop(1).close()
+    chains[1].check_runs(-3)
+    for chain in chains:
+        chain.close()
+    fake.assert_nothing_left()
+
+
+def capture_switched_off(plugin: str, *words: str) -> None:
+    """By INFINIOP_NO_CAPTURE, or not offered: op by op, and that is no failure."""
+    fake = load(plugin)
+    chain = Chain(fake)
+    for _ in range(2):
+        assert chain.describe().startswith("op by op: ")
+        assert all(word in chain.describe() for word in words), chain.describe()
+        chain.check_runs(0, 3)
+    counts = fake.counts()
+    assert (counts.captures, counts.launches, counts.device_graphs) == (0, 0, 0)
+    chain.close()
+    fake.assert_nothing_left()
+
+
+def capture_not_offered(plugin: str) -> None:
+    """The functions of capture say so, and graphs do without."""
+    fake = load(plugin)
+    fake.use(1)
+    for mode in (0, 1, 2):
+        assert fake.lib.infinirtStreamBeginCapture(None, mode) == NOT_IMPLEMENTED
+        assert "fake" in fake.lib.message(), fake.lib.message()
+    fake.use_cpu()
+    capture_switched_off(plugin, "has no capture")
+
+
+def capture_of_the_caller(plugin: str) -> None:
+    """A run of a graph inside the caller's own capture is recorded with the rest."""
+    fake = load(plugin)
+    lib = fake.lib
+    chain = Chain(fake)
+    chain.check_runs(1)
+    chain.set(2)
+    fake.use(1)
+    stream, graph, executable = pointer(), pointer(), pointer()
+    assert lib.infinirtStreamBeginCapture(None, 1) == BAD_PARAM, "a default stream was captured"
+    assert lib.infinirtStreamCreate(ctypes.byref(stream)) == SUCCESS
+    assert lib.infinirtStreamEndCapture(stream, ctypes.byref(graph)) == BAD_PARAM
+    assert lib.infinirtStreamBeginCapture(stream, 1) == SUCCESS, lib.message()
+    assert lib.infinirtMemsetAsync(chain.on_device[0].pointer, 0, 4, stream) == BAD_PARAM
+    fake.use_cpu()
+    assert chain.run(stream) == SUCCESS, lib.message()
+    assert chain.run(stream) == SUCCESS, lib.message()
+    assert chain.result() == [-7] * 5, "recording ran something"
+    fake.use(1)
+    assert lib.infinirtStreamEndCapture(stream, ctypes.byref(graph)) == SUCCESS, lib.message()
+    instantiate = lib.infinirtGraphInstantiate
+    assert instantiate(ctypes.byref(executable), graph, None, None, 0) == SUCCESS, lib.message()
+    assert lib.infinirtGraphDestroy(graph) == SUCCESS
+    before = fake.counts().runs[1]
+    assert lib.infinirtGraphLaunch(executable, stream) == SUCCESS, lib.message()
+    assert fake.counts().runs[1] - before == 4
+    assert chain.result() == chain.wanted()
+    fake.use(1)
+    assert lib.infinirtGraphExecDestroy(executable) == SUCCESS
+    assert lib.infinirtGraphLaunch(executable, stream) == BAD_PARAM
+    assert lib.infinirtStreamDestroy(stream) == SUCCESS
+    fake.use_cpu()
+    chain.close()
+    fake.assert_nothing_left()
+
+
 def overlap(plugin: str) -> None:
     """Exact aliases and overlaps are told apart on device addresses as on the CPU."""
     fake = load(plugin)
@@ -778,6 +1120,18 @@ STEPS: dict[str, Callable[..., None]] = {
         refuses_create,
         fails_at_run,
         graphs,
+        captured,
+        not_captured,
+        launch_fails_later,
+        run_fails,
+        first_run_on_a_dead_stream,
+        append_after_a_run,
+        graph_that_never_runs,
+        graphs_that_record_nothing,
+        two_graphs,
+        capture_switched_off,
+        capture_not_offered,
+        capture_of_the_caller,
         overlap,
         misaligned,
         threads,

@@ -164,9 +164,15 @@ class DeviceMemory:
         self._block = pointer()
         size = host.bytes.size
         assert lib.infinirtMalloc(ctypes.byref(self._block), size) == SUCCESS, lib.message()
-        assert lib.infinirtMemcpy(self._block, host.bytes.ctypes.data, size, H2D) == SUCCESS, lib.message()
         assert self._block.value is not None
         self.pointer = self._block.value + host.pointer - host.bytes.ctypes.data
+        self.upload()
+
+    def upload(self) -> None:
+        """Copies the host's bytes over the device's."""
+        size = self._host.bytes.size
+        status = self._lib.infinirtMemcpy(self._block, self._host.bytes.ctypes.data, size, H2D)
+        assert status == SUCCESS, self._lib.message()
 
     def download(self) -> None:
         """Copies the device's bytes over the host's."""

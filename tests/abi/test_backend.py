@@ -157,6 +157,13 @@ STEPS = (
     "workspace",
     "zero_sizes",
     "graphs",
+    "captured",
+    "first_run_on_a_dead_stream",
+    "append_after_a_run",
+    "graph_that_never_runs",
+    "graphs_that_record_nothing",
+    "two_graphs",
+    "capture_of_the_caller",
     "overlap",
     "misaligned",
     "threads",
@@ -172,12 +179,44 @@ FAILING = {
     "device_does_not_start": "FAKE_SET_DEVICE=7",
     "refuses_create": "FAKE_CREATE=INFINI_STATUS_NOT_IMPLEMENTED",
     "fails_at_run": "FAKE_RUN=INFINI_STATUS_INTERNAL_ERROR",
+    "run_fails": "FAKE_RUN=INFINI_STATUS_INTERNAL_ERROR",
+    "launch_fails_later": "FAKE_LAUNCHES=1",
+    "capture_not_offered": "FAKE_CAPTURE=0",
 }
 
 
 @pytest.mark.parametrize("step", FAILING)
 def test_a_backend_that_fails(plugin: Plugin, step: str) -> None:
     _child.run(CHILD, step, plugin(FAILING[step]))
+
+
+# What the plugin is compiled with: how many captures come to an end, and words of the reason.
+UNCAPTURED: dict[str, tuple[int, tuple[str, ...]]] = {
+    "FAKE_STREAM_CREATE=1": (0, ("creating a stream", "fake: no more streams")),
+    "FAKE_BEGIN_CAPTURE=2": (0, ("beginning the capture", "fake: no capture today")),
+    "FAKE_UNCAPTURABLE=INFINI_OP_ADD": (1, ("call 1, add", "fake: this operator cannot be captured")),
+    "FAKE_UNCAPTURABLE=INFINI_OP_MUL": (1, ("call 2, mul", "fake: this operator cannot be captured")),
+    "FAKE_END_CAPTURE=1": (0, ("ending the capture", "fake: the capture came to nothing")),
+    "FAKE_STREAM_DESTROY=1": (1, ("destroying the stream", "fake: the stream went badly")),
+    "FAKE_INSTANTIATE=1": (1, ("instantiating", "fake: the graph cannot be launched (node 0 is at fault)")),
+    "FAKE_LAUNCHES=0": (1, ("first launch", "fake: no launch today")),
+    "FAKE_UNCAPTURABLE=INFINI_OP_MUL FAKE_END_CAPTURE=1": (0, ("call 2, mul",)),
+    "FAKE_BEGIN_CAPTURE=2 FAKE_SILENT=1": (0, ("beginning the capture: NOT_IMPLEMENTED",)),
+}
+
+
+@pytest.mark.parametrize("fault", UNCAPTURED)
+def test_a_graph_that_cannot_be_captured_runs_op_by_op(plugin: Plugin, fault: str) -> None:
+    captures, words = UNCAPTURED[fault]
+    _child.run(CHILD, "not_captured", plugin(*fault.split()), captures, *words)
+
+
+@pytest.mark.parametrize("value", ["1", "0", ""])
+def test_capture_can_be_switched_off(plugin: Plugin, value: str) -> None:
+    if value:
+        _child.run(CHILD, "capture_switched_off", plugin(), "INFINIOP_NO_CAPTURE", INFINIOP_NO_CAPTURE=value)
+    else:
+        _child.run(CHILD, "captured", plugin(), INFINIOP_NO_CAPTURE=value)
 
 
 def test_the_plugin_links_against_nothing_of_this_project(plugin: Plugin) -> None:

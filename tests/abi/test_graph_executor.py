@@ -204,6 +204,15 @@ def test_a_graph_of_many_calls(abi: Abi, graph: Graph) -> None:
         assert total.array.tolist() == [wanted] * 3
 
 
+def test_the_cpu_runs_op_by_op(graph: Graph) -> None:
+    """Which a graph knows before its first run and says no differently after it."""
+    text = ctypes.c_char_p()
+    for _ in range(2):
+        assert graph.lib.infiniopGraphDescribe(graph.graph, ctypes.byref(text)) == SUCCESS
+        assert text.value == b"op by op: the device has no capture"
+        assert graph.run() == SUCCESS
+
+
 def test_operands_without_elements(abi: Abi, graph: Graph) -> None:
     op = OPS["add"]
     desc = abi.created(op, dict.fromkeys(op.operands, Layout((0, 3))))
