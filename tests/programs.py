@@ -44,9 +44,13 @@ import infiniop_py as ip
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
-#: Arguments of Graph that the test runs all programs with, and the roundings by which results may then
-#: differ, in units of roundoff of the largest value that occurred; 0: not by a bit.
-MODES: list[tuple[dict[str, Any], float]] = [({}, 0)]
+#: Arguments of Graph that the test runs programs with, the roundings by which results may then differ, in
+#: units of roundoff of the largest value that occurred (0: not by a bit), and how many programs.
+MODES: list[tuple[dict[str, Any], float, int]] = [
+    ({}, 0, 2000),
+    ({"fuse": "none"}, 0, 300),
+    ({"fuse": "fast"}, 64, 300),
+]
 
 _ROUNDS = 3
 _GUARD_BYTES = 192

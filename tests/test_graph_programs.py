@@ -29,12 +29,13 @@ from shadow import FLOATS, INTEGERS, OTHERS, Avoid, Refused
 import infiniop_py as ip
 
 _BLOCK = 50
-_PROGRAMS = 2000
 
 
-@pytest.mark.parametrize("mode, roundings", MODES, ids=[str(mode) for mode, _ in MODES])
-@pytest.mark.parametrize("first", range(0, _PROGRAMS, _BLOCK))
-def test_replay_equals_eager_on_random_programs(first: int, mode: dict[str, Any], roundings: float) -> None:
+@pytest.mark.parametrize(
+    "mode, roundings, first",
+    [(mode, roundings, first) for mode, roundings, n in MODES for first in range(0, n, _BLOCK)],
+)
+def test_replay_equals_eager_on_random_programs(mode: dict[str, Any], roundings: float, first: int) -> None:
     for seed in range(first, first + _BLOCK):
         found = report(generate(seed), mode, roundings)
         if found is not None:
