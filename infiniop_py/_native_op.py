@@ -299,6 +299,10 @@ def run(call: Call) -> None:
 NATIVE = OpImpl(plan, run)
 
 
+#: alpha and beta of operators that have none, or only the first.
+_FACTORS = (1.0, 0.0)
+
+
 class NativeGraph:
     """A native executor: calls with their pointers, run in one native call."""
 
@@ -320,7 +324,7 @@ class NativeGraph:
             refuse_overlap(call)
         reserved = scratch.reserve(descriptor.workspace_size, keep=True)
         memory = NULL if reserved is None else reserved._view[2]
-        alpha, beta = call.scalars or (1.0, 0.0)
+        alpha, beta = (*call.scalars, *_FACTORS[len(call.scalars) :])
         with device_scope(self.device):
             for pointers in descriptor.shifted(call.pointers):
                 operands = ffi.new("void *[]", [cast(_native.VOID_POINTER, p) for p in pointers])
