@@ -1,4 +1,4 @@
-"""Five operators on strided arrays: gemm, add, mul, add_rms_norm and rearrange.
+"""Operators on strided arrays: gemm, add, mul, add_rms_norm and rearrange, and gemm followed by add or mul.
 
 They take NumPy arrays and :class:`Tensor` and answer in kind; what is wrong with a call is said before
 anything is written. See the functions for shapes, dtypes and aliasing, and ``errors`` for the exceptions.
@@ -69,6 +69,8 @@ from .ops import (
     Add,
     AddRMSNorm,
     Gemm,
+    GemmAdd,
+    GemmMul,
     Mul,
     Rearrange,
     add,
@@ -77,6 +79,8 @@ from .ops import (
     add_rms_norm_,
     gemm,
     gemm_,
+    gemm_add,
+    gemm_mul,
     mul,
     mul_,
     rearrange,
@@ -98,6 +102,8 @@ __all__ = [
     "DeviceType",
     "Event",
     "Gemm",
+    "GemmAdd",
+    "GemmMul",
     "Graph",
     "GraphError",
     "GraphOperator",
@@ -138,6 +144,8 @@ __all__ = [
     "from_numpy",
     "gemm",
     "gemm_",
+    "gemm_add",
+    "gemm_mul",
     "get_device",
     "get_include",
     "get_library_dir",

@@ -306,6 +306,10 @@ NATIVE = OpImpl(plan, run)
 _SOMEWHERE = cast(_native.VOID_POINTER, 1 << 12)
 
 
+#: alpha and beta of operators that have none, or only the first.
+_FACTORS = (1.0, 0.0)
+
+
 class NativeGraph:
     """A native executor: calls with their pointers, run in one native call."""
 
@@ -328,7 +332,7 @@ class NativeGraph:
         descriptor: Descriptor = call.plan
         if descriptor.offsets is not None:
             refuse_overlap(call)
-        alpha, beta = call.scalars or (1.0, 0.0)
+        alpha, beta = (*call.scalars, *_FACTORS[len(call.scalars) :])
         with device_scope(self.device):
             for pointers in descriptor.shifted(call.pointers):
                 operands = ffi.new("void *[]", [cast(_native.VOID_POINTER, p) for p in pointers])

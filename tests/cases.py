@@ -14,6 +14,7 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -51,8 +52,10 @@ OPERANDS = {
     "mul": ("c", "a", "b"),
     "add_rms_norm": ("y", "residual_out", "a", "b", "weight"),
     "rearrange": ("y", "x"),
+    "gemm_add": ("y", "a", "b", "d"),
+    "gemm_mul": ("y", "a", "b", "d"),
 }
-N_OUTPUTS = {"gemm": 1, "add": 1, "mul": 1, "add_rms_norm": 2, "rearrange": 1}
+N_OUTPUTS = {"gemm": 1, "add": 1, "mul": 1, "add_rms_norm": 2, "rearrange": 1, "gemm_add": 1, "gemm_mul": 1}
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Case:
         if self.weight_dtype:
             parts.append(f"weight_{self.weight_dtype}")
         shapes = {name: "x".join(map(str, shape)) or "scalar" for name, shape, _ in self.operands()}
-        if self.op == "gemm" and all(len(shape) == 2 for shape in self.shapes):
+        if self.op.startswith("gemm") and all(len(shape) == 2 for shape in self.shapes):
             (m, n), (_, k) = self.shapes[0], self.shapes[1]
             parts.append(f"{m}x{n}x{k}")
         elif self.op == "add_rms_norm" or len(set(self.shapes)) == 1:
@@ -135,7 +138,8 @@ def _gemm_integers(limit: int, scale: Callable[[reference.Format], float]) -> Fi
         out = reference.FORMATS[case.dtype]
         _integers(rng, operands["a"], limit, scale(out))
         _integers(rng, operands["b"], limit, 1.0 if scale(out) == 1.0 else scale(out) / 4)
-        _integers(rng, operands["c"], limit)
+        for name in operands.keys() & {"c", "d"}:
+            _integers(rng, operands[name], limit)
 
     return fill
 
@@ -167,6 +171,8 @@ def _gemm_overflow(case: Case, rng: Rng, operands: dict[str, Guarded]) -> None:
         values = np.ldexp(rng.choice(np.array([-1.75, -1.0, 1.0, 1.5, 1.875]), view.shape), exponents)
         index = np.arange(view.shape[-1 if name == "a" else -2])
         _put(operands[name], values * ((index == 0) if name == "a" else (index == 0)[:, None]))
+    if "d" in operands:
+        _integers(rng, operands["d"], 4)
 
 
 def _subnormal_scale(out: reference.Format) -> float:
@@ -261,6 +267,7 @@ FILLS: dict[str, dict[str, Fill]] = {
     },
     "rearrange": {"": _rearrange_bits},
 }
+FILLS["gemm_add"] = FILLS["gemm_mul"] = FILLS["gemm"]
 
 
 def build(case: Case) -> dict[str, Guarded]:
@@ -275,9 +282,9 @@ def build(case: Case) -> dict[str, Guarded]:
         operands[name] = Guarded(shape, dtype, layout, case.edge)
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
     FILLS[case.op][case.data](case, rng, operands)
-    if case.op == "gemm":
+    if case.op.startswith("gemm"):
         if case.beta == 0:
-            operands["c"].view[...] = np.nan
+            operands[case.outputs[0]].view[...] = np.nan
         if case.alpha == 0:
             operands["a"].view[...] = np.nan
             operands["b"].view[...] = np.nan
@@ -300,6 +307,8 @@ CALLS: dict[str, Callable[[Case, Views], object]] = {
         v["y"], v["residual_out"], v["a"], v["b"], v["weight"], case.epsilon
     ),
     "rearrange": lambda case, v: infiniop_py.rearrange_(v["y"], v["x"]),
+    "gemm_add": lambda case, v: infiniop_py.gemm_add(v["a"], v["b"], v["d"], case.alpha, out=v["y"]),
+    "gemm_mul": lambda case, v: infiniop_py.gemm_mul(v["a"], v["b"], v["d"], case.alpha, out=v["y"]),
 }
 
 
@@ -324,12 +333,21 @@ def _check_rearrange(case: Case, old: Views, new: Views) -> None:
     np.testing.assert_array_equal(bits(new["y"]), bits(old["x"]))
 
 
+def _check_epilogue(case: Case, old: Views, new: Views) -> None:
+    """The bits of the two operators one after the other; of their own values other rows speak."""
+    product = infiniop_py.gemm(old["a"], old["b"], case.alpha)
+    expected = reference.elementwise(case.op.removeprefix("gemm_"), product, old["d"])
+    reference.assert_same_bits(new["y"], expected, "y")
+
+
 CHECKS: dict[str, Callable[[Case, Views, Views], None]] = {
     "gemm": _check_gemm,
     "add": _check_elementwise,
     "mul": _check_elementwise,
     "add_rms_norm": _check_add_rms_norm,
     "rearrange": _check_rearrange,
+    "gemm_add": _check_epilogue,
+    "gemm_mul": _check_epilogue,
 }
 
 
@@ -525,6 +543,47 @@ def _gemm_values() -> Iterator[Case]:
     yield gemm(129, 257, 513, "f16", ("C", "C", "T"), data="normal")
 
 
+def epilogue(
+    op: str, dtype: str, m: int, n: int, k: int, layouts: tuple[str, ...] = (), **options: object
+) -> Case:
+    return Case(op, dtype, ((m, n), (m, k), (k, n), (m, n)), layouts, **options)  # type: ignore[arg-type]
+
+
+def _epilogues() -> Iterator[Case]:
+    for op, dtype in itertools.product(("gemm_add", "gemm_mul"), FLOATS):
+        row = partial(epilogue, op, dtype)
+        # Each way to compute a product, and sizes around those of tiles and tasks.
+        for m, n, k in sizes(
+            "1x1x1 1x33x9 33x1x9 7x17x33 33x65x40 70x64x260 1x513x300 513x1x300 2060x3x20 3x2060x20 "
+            "31x1030x257 97x65x33 257x300x129 200x70x513"
+        ):
+            yield row(m, n, k, data="normal")
+            yield row(m, n, k, ("padded", "C", "T", "last_zero"), data="normal", alpha=0.3)
+            yield row(m, n, k, ("T", "T", "C", "first_zero"), data="normal", alpha=-2.5)
+        for m, n, k in sizes("9x17x33 70x64x260"):
+            for layout in OUTPUT_LAYOUTS:
+                yield row(m, n, k, (layout, "C", "C"), data="normal")
+                yield row(m, n, k, (layout, "C", "C", layout), data="normal")
+            for layout in LAYOUTS:
+                yield row(m, n, k, ("C", "T", "C", layout), data="normal")
+        for alpha, k in ((0.0, 9), (1.0, 0), (-0.5, 0)):
+            for m, n in ((5, 33), (2060, 3)):
+                yield row(m, n, k, ("padded",), alpha=alpha)
+        for m, n, k in sizes("0x5x7 3x0x7 0x0x0"):
+            yield row(m, n, k)
+        for data in ("subnormal", "nonfinite", "overflow"):
+            yield row(9, 33, 17, data=data)
+            yield row(40, 64, 300, ("C", "C", "T", "last_zero"), data=data)
+        for edge in ("begin", "end"):
+            for m, n, k in sizes("1x1x1 7x5x3 33x63x257 8x33x513"):
+                yield row(m, n, k, ("padded", "C", "T", "T"), edge=edge)
+        for d in sizes("scalar 1 18 1x18 5x1 5x18 3x5x18 3x1x1 1x5x1"):
+            for shapes in _BATCHES[:5]:
+                yield Case(op, dtype, (*shapes, d))
+        for shapes in _BATCHES:
+            yield Case(op, dtype, (*shapes, shapes[0]), ("C", "C", "C", "T"), alpha=-0.5)
+
+
 def alike(op: str, dtype: str, shape: Shape, layouts: tuple[str, ...] = (), **options: object) -> Case:
     """All operands of one shape."""
     return Case(op, dtype, (shape,) * len(OPERANDS[op]), layouts, **options)  # type: ignore[arg-type]
@@ -691,7 +750,7 @@ def _rearrange() -> Iterator[Case]:
 
 def _table() -> dict[str, Case]:
     groups = [_gemm_sizes, _gemm_layouts, _gemm_scalars, _gemm_batches, _gemm_values]
-    groups += [_elementwise, _add_rms_norm, _rearrange]
+    groups += [_epilogues, _elementwise, _add_rms_norm, _rearrange]
     table: dict[str, Case] = {}
     for case in itertools.chain.from_iterable(group() for group in groups):
         known = table.setdefault(case.name, case)

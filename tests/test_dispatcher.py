@@ -80,7 +80,11 @@ def test_not_a_device_type(bad: Any) -> None:
         table.lookup("cpu")
 
 
-@pytest.mark.parametrize("op", [ip.Gemm, ip.Add, ip.Mul, ip.AddRMSNorm, ip.Rearrange], ids=lambda op: op.name)
+@pytest.mark.parametrize(
+    "op",
+    [ip.Gemm, ip.Add, ip.Mul, ip.AddRMSNorm, ip.Rearrange, ip.GemmAdd, ip.GemmMul],
+    ids=lambda op: op.name,
+)
 def test_every_operator_has_the_native_one_everywhere(op: type[ip.GraphOperator]) -> None:
     assert op.dispatcher() is op.dispatcher()
     assert all(op.dispatcher().lookup(kind) is NATIVE for kind in DeviceType)

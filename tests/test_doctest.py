@@ -30,7 +30,20 @@ def test_examples(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gemm", "gemm_", "add", "add_", "mul", "mul_", "add_rms_norm", "rearrange", "rearrange_"]
+    "name",
+    [
+        "gemm",
+        "gemm_",
+        "gemm_add",
+        "gemm_mul",
+        "add",
+        "add_",
+        "mul",
+        "mul_",
+        "add_rms_norm",
+        "rearrange",
+        "rearrange_",
+    ],
 )
 def test_every_operator_has_an_example(name: str) -> None:
     assert ">>>" in (getattr(ip, name).__doc__ or "")

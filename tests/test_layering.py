@@ -28,7 +28,8 @@ ORDER = (
     "_fusion _memory",
     "graph_operator",
     "graph",
-    "ops._scalars ops._elementwise ops.rearrange ops.gemm ops.add ops.mul ops.add_rms_norm ops",
+    "ops._scalars ops._elementwise ops._products ops._epilogue ops.rearrange ops.gemm_add "
+    "ops.gemm_mul ops.gemm ops.add ops.mul ops.add_rms_norm ops",
     "__init__",
     "_selftest _info _config _demo _bench",
     "__main__",

@@ -14,7 +14,7 @@ import pytest
 
 import infiniop_py as ip
 from infiniop_py._layout import Layout
-from infiniop_py.ops.gemm import _as_batches
+from infiniop_py.ops._products import as_batches
 
 Array = np.ndarray[Any, Any]
 
@@ -219,17 +219,17 @@ def layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
 
 def test_batches_are_merged_where_one_stride_walks_through() -> None:
     flat = layout((4, 5, 2, 2), (80, 16, 8, 4))
-    problem = _as_batches((flat, flat, flat))
+    problem = as_batches((flat, flat, flat))
     assert problem.offsets is None and problem.layouts[0] == layout((20, 2, 2), (16, 8, 4))
     shared = layout((2, 2), (8, 4))
-    problem = _as_batches((flat, flat, shared))
+    problem = as_batches((flat, flat, shared))
     assert problem.offsets is None and problem.layouts[2] == layout((20, 2, 2), (0, 8, 4))
 
 
 def test_batches_that_do_not_merge_become_runs_of_the_longest() -> None:
     flat = layout((4, 5, 2, 2), (80, 16, 8, 4))
     rows = layout((4, 1, 2, 2), (16, 16, 8, 4))
-    problem = _as_batches((flat, flat, rows))
+    problem = as_batches((flat, flat, rows))
     assert [one[1] for one in problem.layouts] == [(5, 2, 2)] * 3
     assert problem.offsets == ((0, 0, 0), (80, 80, 16), (160, 160, 32), (240, 240, 48))
 
@@ -282,6 +282,50 @@ def test_alpha_and_beta_take_any_real_number() -> None:
     a = np.eye(2)
     for alpha in (2, np.float32(2), np.int64(2), True + 1):
         np.testing.assert_array_equal(ip.gemm(a, a, alpha), 2 * a)
+
+
+# ---- gemm_add, gemm_mul ----------------------------------------------------------------------------------
+
+
+def test_an_epilogue_planned_recorded_and_with_another_alpha() -> None:
+    a, b, d = integers(5, 7), integers(7, 3), integers(3)
+    y = np.empty((5, 3), "f4")
+    plan = ip.gemm_add.plan(y, a, b, d, alpha=2.0)
+    np.testing.assert_array_equal(plan(), 2 * (a @ b) + d)
+    np.testing.assert_array_equal(plan(alpha=-1.0), d - a @ b)
+    plan.run(d=d + 1)
+    np.testing.assert_array_equal(y, 2 * (a @ b) + d + 1)
+    with ip.Graph() as g:
+        summed = ip.gemm_add(a, b, d, 3.0)
+        scaled = ip.gemm_mul(summed, summed.T, d[:1], -1.0)
+    g.run()
+    np.testing.assert_array_equal(summed, 3 * (a @ b) + d)
+    np.testing.assert_array_equal(scaled, -(summed @ summed.T) * d[0])
+
+
+def test_an_epilogue_of_batches_that_take_several_runs() -> None:
+    a, b, d = integers(2, 3, 5, 7), integers(3, 7, 4), integers(2, 1, 5, 1)
+    out = np.empty((3, 2, 4, 5), "f4").transpose(1, 0, 3, 2)
+    assert ip.gemm_add(a, b, d, out=out) is out
+    np.testing.assert_array_equal(out, a @ b + d)
+    np.testing.assert_array_equal(ip.gemm_mul(a, b, d), (a @ b) * d)
+    with pytest.raises(ip.ParamError, match=r"gemm_add: out with shape .* overlaps d"):
+        ip.gemm_add(a, b, out, out=out)
+
+
+@pytest.mark.parametrize("d", [(4,), (5, 1, 3), (2, 3), (1, 5, 3), (0, 3)], ids=str)
+def test_an_epilogue_does_not_enlarge_the_result(d: tuple[int, ...]) -> None:
+    with pytest.raises(ip.ShapeError, match=r"gemm_mul: d is .* does not broadcast to the result, \(5, 3\)"):
+        ip.gemm_mul(integers(5, 7), integers(7, 3), integers(*d))
+
+
+def test_an_epilogue_answers_in_the_kind_of_any_input() -> None:
+    a, b = integers(5, 7), integers(7, 3)
+    assert isinstance(ip.gemm_add(a, b, ip.from_numpy(integers(3))), ip.Tensor)
+    with pytest.raises(ip.DTypeError, match="gemm_add: dtypes differ"):
+        ip.gemm_add(a, b, np.ones(3))
+    with pytest.raises(ip.ShapeError, match=r"gemm_add: out is \(5, 4\), but the result is \(5, 3\)"):
+        ip.gemm_add(a, b, integers(3), out=integers(5, 4))
 
 
 # ---- add_rms_norm and rearrange --------------------------------------------------------------------------

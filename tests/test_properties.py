@@ -352,17 +352,19 @@ _REPEATED = {
     "mul": ((300, 517),) * 3,
     "add_rms_norm": ((200, 259),) * 4 + ((259,),),
     "rearrange": ((300, 517),) * 2,
+    **dict.fromkeys(("gemm_add", "gemm_mul"), ((96, 200), (96, 700), (700, 200), (96, 200))),
 }
 _REPEATED_LAYOUTS = {
     "gemm": ("C", "T", "padded"),
     "add": ("C", "T"),
     "mul": ("padded", "T"),
     "rearrange": ("C", "T"),
+    **dict.fromkeys(("gemm_add", "gemm_mul"), ("C", "T", "padded", "T")),
 }
 
 
 def _repeated(op: str, dtype: str) -> Case:
-    data = "normal" if op == "gemm" else ""
+    data = "normal" if op.startswith("gemm") else ""
     beta = 0.5 if op == "gemm" else 0.0
     layouts = _REPEATED_LAYOUTS.get(op, ())
     return Case(op, dtype, _REPEATED[op], layouts, data, beta=beta, epsilon=2.0**-16)  # exact in F32

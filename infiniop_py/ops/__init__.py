@@ -7,6 +7,8 @@ from ..tensor import operators
 from .add import Add, add, add_
 from .add_rms_norm import AddRMSNorm, add_rms_norm, add_rms_norm_
 from .gemm import Gemm, gemm, gemm_
+from .gemm_add import GemmAdd, gemm_add
+from .gemm_mul import GemmMul, gemm_mul
 from .mul import Mul, mul, mul_
 from .rearrange import Rearrange, copy_, rearrange, rearrange_
 
@@ -14,6 +16,8 @@ __all__ = [
     "Add",
     "AddRMSNorm",
     "Gemm",
+    "GemmAdd",
+    "GemmMul",
     "Mul",
     "Rearrange",
     "add",
@@ -22,6 +26,8 @@ __all__ = [
     "add_rms_norm_",
     "gemm",
     "gemm_",
+    "gemm_add",
+    "gemm_mul",
     "mul",
     "mul_",
     "rearrange",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
-from .._layout import RESULT, Layout, Shape, broadcast_to, count, need_one_dtype
+from .._layout import RESULT, Layout, Shape, need_one_dtype
 from .._native_op import Problem, native_op
 from ..device import CPU
 from ..dtypes import DType
@@ -14,7 +13,10 @@ from ..errors import ParamError, ShapeError
 from ..graph_operator import GraphOperator, planned, submit_together
 from ..interop import allocate, common_device, count_writes, need_writable, views, views3, write_counts
 from ..tensor import Tensor
+from ._products import as_batches, product_flops, product_shape
 from ._scalars import as_float
+from .gemm_add import GemmAdd
+from .gemm_mul import GemmMul
 from .rearrange import Rearrange
 
 _INPUTS = ("a", "b", "c")
@@ -29,6 +31,7 @@ class Gemm(GraphOperator):
     operand_names = ("c", "a", "b")
     n_outputs = 1
     native = native_op("Gemm", name, operand_names)
+    epilogues: ClassVar = {"add": GemmAdd, "mul": GemmMul}
     keeps_sums = frozenset((DType.F32, DType.F64))
 
     def __init__(self, c: Any, a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0) -> None:
@@ -54,8 +57,8 @@ class Gemm(GraphOperator):
     def check(cls, layouts: tuple[Layout, ...], names: Sequence[str]) -> Problem:
         c, a, b = layouts
         need_one_dtype(cls.name, names, layouts)
-        _need_shape(names[0], c[1], _result_shape(a[1], b[1]))
-        return _as_batches(layouts)
+        _need_shape(names[0], c[1], product_shape(cls.name, a[1], b[1]))
+        return as_batches(layouts)
 
     @classmethod
     def reads_outputs(cls, scalars: tuple[float, ...]) -> bool:
@@ -64,7 +67,7 @@ class Gemm(GraphOperator):
     @classmethod
     def flops(cls, layouts: tuple[Layout, ...]) -> int:
         c, a, _ = layouts
-        return 2 * count(c[1]) * a[1][-1]
+        return product_flops(c[1], a[1])
 
 
 _again = Gemm.again
@@ -80,76 +83,12 @@ class Addend(Rearrange):
     operand_names = ("out", "c")
 
 
-def _result_shape(a: Shape, b: Shape) -> Shape:
-    for name, shape in (("a", a), ("b", b)):
-        if len(shape) < 2:
-            raise ShapeError(
-                f"gemm: {name} is {shape}, needs 2 or more dimensions; a vector is a matrix with one row "
-                "or column"
-            )
-    if a[-1] != b[-2]:
-        raise ShapeError(
-            f"gemm: inner dimensions differ: a is {a}, b is {b}; a.shape[-1] must equal b.shape[-2]"
-        )
-    lead_a, lead_b = a[:-2], b[:-2]
-    if lead_a == lead_b or not lead_b:
-        return (*a[:-1], b[-1])
-    rank = max(len(lead_a), len(lead_b))
-    sizes = []
-    for size_a, size_b in zip((1,) * (rank - len(lead_a)) + lead_a, (1,) * (rank - len(lead_b)) + lead_b):
-        if size_a != size_b and 1 not in (size_a, size_b):
-            raise ShapeError(
-                f"gemm: batch dimensions do not broadcast: a is {a}, b is {b}; all but the last two must "
-                "be equal or 1"
-            )
-        sizes.append(size_b if size_a == 1 else size_a)
-    return (*sizes, a[-2], b[-1])
-
-
 def _need_shape(name: str, shape: Shape, wanted: Shape) -> None:
     if shape != wanted:
         raise ShapeError(
             f"gemm: {name} is {shape}, but the result is {wanted}; outputs are never resized, addends not "
             "broadcast"
         )
-
-
-def _as_batches(layouts: tuple[Layout, ...]) -> Problem:
-    """Reduce any number of batch dimensions to the one that C knows, and a list of runs for those that
-    remain.
-
-    Neighbouring dimensions are merged where one stride walks through both in all three operands.
-    """
-    lead = layouts[0][1][:-2]
-    wide = [broadcast_to(layout, lead + layout[1][-2:]) for layout in layouts]
-    merged: list[tuple[int, tuple[int, ...]]] = []  # (size, byte strides of c, a, b)
-    if 0 in lead:
-        merged.append((0, (0, 0, 0)))
-    else:
-        for size, steps in zip(lead, zip(*(layout[2][:-2] for layout in wide))):
-            if size == 1:
-                continue
-            if merged and merged[-1][1] == tuple(size * step for step in steps):
-                merged[-1] = (merged[-1][0] * size, steps)
-            else:
-                merged.append((size, steps))
-    # C gets the longest dimension; the others become runs.
-    inner = [merged.pop(max(range(len(merged)), key=lambda i: merged[i][0]))] if merged else []
-    reduced = tuple(
-        (
-            dtype,
-            tuple(size for size, _ in inner) + shape[-2:],
-            tuple(steps[i] for _, steps in inner) + strides[-2:],
-        )
-        for i, (dtype, shape, strides) in enumerate(wide)
-    )
-    if not merged:
-        return Problem(reduced)
-    offsets = tuple(
-        tuple(sum(at * steps[i] for at, (_, steps) in zip(position, merged)) for i in range(3))
-        for position in product(*(range(size) for size, _ in merged))
-    )
-    return Problem(reduced, offsets)
 
 
 @planned(Gemm)
@@ -187,7 +126,7 @@ def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, *, c: Any = None
     input_views = views("gemm", _INPUTS, inputs)
     device = common_device("gemm", _INPUTS, input_views)
     (_, layout_a, _), (_, layout_b, _), *addend = input_views
-    shape = _result_shape(layout_a[1], layout_b[1])
+    shape = product_shape("gemm", layout_a[1], layout_b[1])
     for _, layout_c, _ in addend:
         need_one_dtype("gemm", ("c", "a"), (layout_c, layout_a))
         _need_shape("c", layout_c[1], shape)

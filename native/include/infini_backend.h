@@ -34,7 +34,9 @@ extern "C" {
     X(ADD, add)                   \
     X(MUL, mul)                   \
     X(ADD_RMS_NORM, add_rms_norm) \
-    X(REARRANGE, rearrange)
+    X(REARRANGE, rearrange)       \
+    X(GEMM_ADD, gemm_add)         \
+    X(GEMM_MUL, gemm_mul)
 
 typedef enum {
 #define INFINI_OP_ENUM(ID, name) INFINI_OP_##ID,
@@ -59,6 +61,7 @@ typedef struct InfiniOperand {
  *                        every operand merged, the output's strides positive and falling (the last dimension is the
  *                        innermost). Rank 0 is one element.
  *  gemm                  c [batch, M, N], a [batch, M, K], b [batch, K, N]; a broadcast batch has stride 0
+ *  gemm_add, gemm_mul    y, a, b as gemm's c, a, b; d has y's shape
  *  add_rms_norm          y, residual_out, a, b [outer..., D]; weight has the same shape, with stride 0 in the outer
  *                        dimensions, which are reduced as above. The last stride is 1 (0 when D is 1).
  *  A problem whose outputs have no element never reaches a backend. */
@@ -76,7 +79,7 @@ typedef struct InfiniCall {
     void *workspace; /* any alignment; at least the size that create wrote, or NULL when that is 0 */
     size_t workspace_size;
     void *const *operands; /* n_operands pointers */
-    float alpha, beta;     /* gemm */
+    float alpha, beta;     /* gemm; gemm_add and gemm_mul: alpha alone */
     void *stream;
 } InfiniCall;
 

@@ -1,4 +1,5 @@
-/** infiniop.h: the operator contract: gemm, add, mul, add_rms_norm, rearrange on strided tensors.
+/** infiniop.h: the operator contract: gemm, add, mul, add_rms_norm, rearrange on strided tensors, and gemm
+ *  followed by add or mul in one.
  *
  *  INTRODUCTION
  *  An operator is used in four steps. Everything that can fail because of shapes, element types, strides or the device
@@ -148,7 +149,7 @@ INFINI_API infiniStatus_t infiniopGetDescriptorPlan(const struct InfiniopDescrip
 
 /** Makes an operator's descriptor in one call, without tensor descriptors.
  *  workspace_size  gets what the operator's function for it would write
- *  op              "gemm", "add", "mul", "add_rms_norm" or "rearrange", else BAD_PARAM
+ *  op              "gemm", "add", "mul", "add_rms_norm", "rearrange", "gemm_add" or "gemm_mul", else BAD_PARAM
  *  layouts         n numbers: of each operand, in the order of the operator's create function, its dtype, its rank, its sizes
  *                  and as many strides, which count BYTES here and must be multiples of the element's size; copied
  *  epsilon         of add_rms_norm; ignored by the other operators
@@ -181,6 +182,33 @@ INFINI_API infiniStatus_t infiniopGetGemmWorkspaceSize(infiniopGemmDescriptor_t 
 INFINI_API infiniStatus_t infiniopGemm(infiniopGemmDescriptor_t desc, void *workspace, size_t workspace_size, void *c,
                                        const void *a, const void *b, float alpha, float beta, void *stream);
 INFINI_API infiniStatus_t infiniopDestroyGemmDescriptor(infiniopGemmDescriptor_t desc);
+
+/* ---- gemm_add, gemm_mul: Y = (alpha * A @ B) + D, Y = (alpha * A @ B) * D ----------------------------------------
+ *
+ *  gemm into Y followed by add or mul of Y and D, in one pass over Y: the same bits, as the product is rounded to its type
+ *  before D comes in, also where K == 0 or alpha == 0 (a product of zeros, which is added to or multiplied all the same).
+ *  y, a and b are what c, a and b are to gemm; d has y's shape and type and any strides: 0 for a D that repeats, such as one
+ *  row, one column or one element for all. */
+typedef struct InfiniopDescriptor *infiniopGemmAddDescriptor_t;
+typedef struct InfiniopDescriptor *infiniopGemmMulDescriptor_t;
+
+INFINI_API infiniStatus_t infiniopCreateGemmAddDescriptor(infiniopHandle_t handle, infiniopGemmAddDescriptor_t *desc,
+                                                          infiniopTensorDescriptor_t y, infiniopTensorDescriptor_t a,
+                                                          infiniopTensorDescriptor_t b, infiniopTensorDescriptor_t d);
+INFINI_API infiniStatus_t infiniopGetGemmAddWorkspaceSize(infiniopGemmAddDescriptor_t desc, size_t *size);
+
+/** y  out. May hold anything before; must not share a byte with a, b or d. With alpha == 0 or K == 0, a and b are not read. */
+INFINI_API infiniStatus_t infiniopGemmAdd(infiniopGemmAddDescriptor_t desc, void *workspace, size_t workspace_size, void *y,
+                                          const void *a, const void *b, const void *d, float alpha, void *stream);
+INFINI_API infiniStatus_t infiniopDestroyGemmAddDescriptor(infiniopGemmAddDescriptor_t desc);
+
+INFINI_API infiniStatus_t infiniopCreateGemmMulDescriptor(infiniopHandle_t handle, infiniopGemmMulDescriptor_t *desc,
+                                                          infiniopTensorDescriptor_t y, infiniopTensorDescriptor_t a,
+                                                          infiniopTensorDescriptor_t b, infiniopTensorDescriptor_t d);
+INFINI_API infiniStatus_t infiniopGetGemmMulWorkspaceSize(infiniopGemmMulDescriptor_t desc, size_t *size);
+INFINI_API infiniStatus_t infiniopGemmMul(infiniopGemmMulDescriptor_t desc, void *workspace, size_t workspace_size, void *y,
+                                          const void *a, const void *b, const void *d, float alpha, void *stream);
+INFINI_API infiniStatus_t infiniopDestroyGemmMulDescriptor(infiniopGemmMulDescriptor_t desc);
 
 /* ---- add, mul: C = A + B, C = A * B, element by element ---------------------------------------------------------
  *
@@ -255,7 +283,7 @@ INFINI_API infiniStatus_t infiniopCreateGraph(infiniopHandle_t handle, infiniopG
 
 /** Appends one call.
  *  operands     n_operands pointers in the order of the operator's create function (gemm: c, a, b); copied
- *  alpha, beta  for gemm; ignored by the other operators
+ *  alpha, beta  for gemm, alpha for gemm_add and gemm_mul, too; else ignored
  *  BAD_PARAM also when n_operands is not the operator's, or the descriptor is of another device than the graph.
  *  A workspace may be shared by all calls of one graph. */
 INFINI_API infiniStatus_t infiniopGraphAppend(infiniopGraph_t graph, const struct InfiniopDescriptor *desc, void *workspace,

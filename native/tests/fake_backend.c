@@ -519,7 +519,17 @@ static infiniStatus_t memset_async(int device_id, void *ptr, int value, size_t s
     X(infiniopCreateRearrangeDescriptor,                                                                               \
       (infiniopHandle_t, infiniopRearrangeDescriptor_t *, infiniopTensorDescriptor_t, infiniopTensorDescriptor_t))     \
     X(infiniopRearrange, (infiniopRearrangeDescriptor_t, void *, const void *, void *))                                \
-    X(infiniopDestroyRearrangeDescriptor, (infiniopRearrangeDescriptor_t))
+    X(infiniopDestroyRearrangeDescriptor, (infiniopRearrangeDescriptor_t))                                             \
+    EPILOGUE_FUNCTIONS(X, GemmAdd)                                                                                     \
+    EPILOGUE_FUNCTIONS(X, GemmMul)
+#define EPILOGUE_FUNCTIONS(X, Name)                                                                                    \
+    X(infiniopCreate##Name##Descriptor,                                                                                \
+      (infiniopHandle_t, infiniop##Name##Descriptor_t *, infiniopTensorDescriptor_t, infiniopTensorDescriptor_t,       \
+       infiniopTensorDescriptor_t, infiniopTensorDescriptor_t))                                                        \
+    X(infiniopGet##Name##WorkspaceSize, (infiniop##Name##Descriptor_t, size_t *))                                      \
+    X(infiniop##Name,                                                                                                  \
+      (infiniop##Name##Descriptor_t, void *, size_t, void *, const void *, const void *, const void *, float, void *)) \
+    X(infiniopDestroy##Name##Descriptor, (infiniop##Name##Descriptor_t))
 
 static struct {
 #define FIELD(name, parameters) infiniStatus_t(*name) parameters;
@@ -608,6 +618,8 @@ static infiniStatus_t create_cpu_descriptor(Plan *plan, infiniopHandle_t handle,
     case INFINI_OP_ADD_RMS_NORM:
         return cpu.infiniopCreateAddRMSNormDescriptor(handle, &plan->desc, t[0], t[1], t[2], t[3], t[4], epsilon);
     case INFINI_OP_REARRANGE: return cpu.infiniopCreateRearrangeDescriptor(handle, &plan->desc, t[0], t[1]);
+    case INFINI_OP_GEMM_ADD: return cpu.infiniopCreateGemmAddDescriptor(handle, &plan->desc, t[0], t[1], t[2], t[3]);
+    case INFINI_OP_GEMM_MUL: return cpu.infiniopCreateGemmMulDescriptor(handle, &plan->desc, t[0], t[1], t[2], t[3]);
     default: return fail(INFINI_STATUS_NOT_IMPLEMENTED, "fake: no such operator");
     }
 }
@@ -618,6 +630,8 @@ static infiniStatus_t cpu_workspace_size(Plan *plan) {
     case INFINI_OP_ADD: return cpu.infiniopGetAddWorkspaceSize(plan->desc, &plan->inner_workspace);
     case INFINI_OP_MUL: return cpu.infiniopGetMulWorkspaceSize(plan->desc, &plan->inner_workspace);
     case INFINI_OP_ADD_RMS_NORM: return cpu.infiniopGetAddRMSNormWorkspaceSize(plan->desc, &plan->inner_workspace);
+    case INFINI_OP_GEMM_ADD: return cpu.infiniopGetGemmAddWorkspaceSize(plan->desc, &plan->inner_workspace);
+    case INFINI_OP_GEMM_MUL: return cpu.infiniopGetGemmMulWorkspaceSize(plan->desc, &plan->inner_workspace);
     default: return INFINI_STATUS_SUCCESS;
     }
 }
@@ -629,6 +643,8 @@ static void destroy_cpu_descriptor(const Plan *plan) {
     case INFINI_OP_MUL: cpu.infiniopDestroyMulDescriptor(plan->desc); break;
     case INFINI_OP_ADD_RMS_NORM: cpu.infiniopDestroyAddRMSNormDescriptor(plan->desc); break;
     case INFINI_OP_REARRANGE: cpu.infiniopDestroyRearrangeDescriptor(plan->desc); break;
+    case INFINI_OP_GEMM_ADD: cpu.infiniopDestroyGemmAddDescriptor(plan->desc); break;
+    case INFINI_OP_GEMM_MUL: cpu.infiniopDestroyGemmMulDescriptor(plan->desc); break;
     default: break;
     }
 }
@@ -715,6 +731,10 @@ static infiniStatus_t compute(const Plan *plan, const InfiniCall *call) {
     case INFINI_OP_ADD_RMS_NORM:
         return cpu.infiniopAddRMSNorm(desc, workspace, inner, p[0], p[1], p[2], p[3], p[4], NULL);
     case INFINI_OP_REARRANGE: return cpu.infiniopRearrange(desc, p[0], p[1], NULL);
+    case INFINI_OP_GEMM_ADD:
+        return cpu.infiniopGemmAdd(desc, workspace, inner, p[0], p[1], p[2], p[3], call->alpha, NULL);
+    case INFINI_OP_GEMM_MUL:
+        return cpu.infiniopGemmMul(desc, workspace, inner, p[0], p[1], p[2], p[3], call->alpha, NULL);
     default: return fail(INFINI_STATUS_NOT_IMPLEMENTED, "fake: no such operator");
     }
 }

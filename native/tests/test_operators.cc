@@ -1,4 +1,4 @@
-/* The five operators through the public interface against plain loops, without Python: what a cross-compiled library is tested
+/* The operators through the public interface against plain loops, without Python: what a cross-compiled library is tested
  * with. Values are small integers, so that sums and products are exact in every type and equality can be asked for; where
  * results are rounded, the nearest value is looked up in a table of all values. */
 #include <algorithm>
@@ -216,6 +216,54 @@ void test_gemm() {
                     for (Layout b : kInputs) test_gemm_of(dtype, size[0], size[1], size[2], c, a, b);
 }
 
+/* ---- gemm_add, gemm_mul ---------------------------------------------------------------------------------------------- */
+
+enum Elementwise { kAdd, kMul };
+
+/** Computes Y = (alpha * A @ B) op D. */
+bool run_epilogue(Elementwise op, Operand &y, Operand &a, Operand &b, Operand &d, float alpha) {
+    infiniopGemmAddDescriptor_t desc = nullptr;
+    size_t size = 0;
+    const auto create = op == kAdd ? infiniopCreateGemmAddDescriptor : infiniopCreateGemmMulDescriptor;
+    const auto ask = op == kAdd ? infiniopGetGemmAddWorkspaceSize : infiniopGetGemmMulWorkspaceSize;
+    const auto run = op == kAdd ? infiniopGemmAdd : infiniopGemmMul;
+    const auto destroy = op == kAdd ? infiniopDestroyGemmAddDescriptor : infiniopDestroyGemmMulDescriptor;
+    bool done =
+        ok(create(handle, &desc, y.descriptor, a.descriptor, b.descriptor, d.descriptor)) && ok(ask(desc, &size));
+    std::vector<unsigned char> workspace(size);
+    done = done && ok(run(desc, workspace.data(), size, y.data(), a.data(), b.data(), d.data(), alpha, nullptr));
+    return ok(destroy(desc)) && done;
+}
+
+bool run_elementwise(Elementwise op, Operand &c, Operand &a, Operand &b);
+
+/** The bits of gemm followed by add or mul, for values that round in both. */
+void test_epilogue() {
+    constexpr size_t kSizes[][3] = {{1, 1, 1},  {5, 7, 9},    {17, 19, 33},   {1, 40, 51},
+                                    {33, 1, 8}, {200, 3, 20}, {70, 150, 300}, {4, 5, 0}};
+    const auto fill = [](Operand &x) {
+        for (size_t i = 0; i < x.count(); ++i) x.set(i, pick(-1000, 1000) / 777.0);
+    };
+    for (infiniDtype_t dtype : {INFINI_DTYPE_F16, INFINI_DTYPE_BF16, INFINI_DTYPE_F32, INFINI_DTYPE_F64})
+        for (const auto &[m, n, k] : kSizes) {
+            Operand a(dtype, {m, k}, kCompact), b(dtype, {k, n}, m % 2 == 0 ? kTransposed : kPadded);
+            Operand product(dtype, {m, n}, kCompact);
+            fill(a);
+            fill(b);
+            CHECK(run_gemm(product, a, b, -2.5f, 0));
+            for (Layout layout_d : kInputs) {
+                Operand d(dtype, {m, n}, layout_d);
+                fill(d);
+                for (Layout layout_y : kOutputs)
+                    for (Elementwise op : {kAdd, kMul}) {
+                        Operand y(dtype, {m, n}, layout_y), wanted(dtype, {m, n}, layout_y);
+                        CHECK(run_elementwise(op, wanted, product, d));
+                        CHECK(run_epilogue(op, y, a, b, d, -2.5f) && y.memory == wanted.memory);
+                    }
+            }
+        }
+}
+
 /** Any number of threads gives the same bits, rounded ones too. */
 void test_threads() {
     for (infiniDtype_t dtype : {INFINI_DTYPE_F16, INFINI_DTYPE_BF16, INFINI_DTYPE_F32, INFINI_DTYPE_F64}) {
@@ -234,8 +282,6 @@ void test_threads() {
 }
 
 /* ---- add, mul -------------------------------------------------------------------------------------------------------- */
-
-enum Elementwise { kAdd, kMul };
 
 bool run_elementwise(Elementwise op, Operand &c, Operand &a, Operand &b) {
     infiniopAddDescriptor_t desc = nullptr;
@@ -398,6 +444,7 @@ int main() {
     CHECK(ok(infiniopCreateHandle(&handle)) && ok(infiniopGetCpuIsa(&isa)));
     std::printf("instruction set %s\n", isa);
     test_gemm();
+    test_epilogue();
     test_threads();
     test_elementwise();
     test_rounding();

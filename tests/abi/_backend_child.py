@@ -427,6 +427,11 @@ def run_all(fake: Fake, device_id: int) -> None:
         "rearrange": [{}, {"y": Layout((2, 3), (1, 2)), "x": Layout((2, 3), (-3, -1))}],
     }
     rows["mul"] = rows["add"]
+    rows["gemm_add"] = rows["gemm_mul"] = [
+        {},
+        {"y": Layout((2, 3), (1, 2)), "a": Layout((2, 4), (-4, 1)), "d": Layout((2, 3), (0, -1))},
+        {"y": Layout((5, 2, 3)), "a": Layout((5, 2, 4), (8, 4, 1)), "d": Layout((5, 2, 3), (0, 1, 0))},
+    ]
     fake.use(device_id)
     abi = Abi(fake.lib)
     for name, op in OPS.items():
@@ -434,8 +439,7 @@ def run_all(fake: Fake, device_id: int) -> None:
             for dtype in (*FLOATS, "i16"):
                 if dtype in op.dtypes:
                     layouts = {n: Layout(x.shape, x.strides, dtype) for n, x in op.layouts(**changed).items()}
-                    factors = {"alpha": 2.0, "beta": 1.0} if op.has_factors else {}
-                    run_example(abi, op, layouts, device=QY, **factors)
+                    run_example(abi, op, layouts, device=QY, alpha=2.0, beta=1.0)
     abi.close()
     fake.use_cpu()
     fake.assert_nothing_left()
@@ -564,6 +568,11 @@ def zero_sizes(plugin: str) -> None:
         "mul": dict.fromkeys(("c", "a", "b"), Layout((0,))),
         "add_rms_norm": dict.fromkeys(("y", "residual_out", "a", "b"), Layout((0, 4))),
         "rearrange": dict.fromkeys(("y", "x"), Layout((0, 2))),
+    }
+    empty["gemm_add"] = empty["gemm_mul"] = {
+        "y": Layout((0, 3)),
+        "a": Layout((0, 4)),
+        "d": Layout((0, 3)),
     }
     for name, op in OPS.items():
         desc = abi.created(op, op.layouts(**empty[name]))

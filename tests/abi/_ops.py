@@ -200,7 +200,7 @@ class Op:
     in_place: tuple[tuple[str, str], ...] = ()
     has_workspace: bool = True
     has_epsilon: bool = False
-    has_factors: bool = False
+    factors: tuple[str, ...] = ()  # what run takes after the operands
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -222,6 +222,13 @@ _ELEMENTWISE: dict[str, Any] = {
     "legal": {"c": _MATRIX, "a": _MATRIX, "b": _MATRIX},
     "in_place": (("c", "a"), ("c", "b")),
 }
+_EPILOGUE: dict[str, Any] = {
+    "outputs": ("y",),
+    "inputs": ("a", "b", "d"),
+    "dtypes": FLOATS,
+    "legal": {"y": _MATRIX, "a": Layout((2, 4)), "b": Layout((4, 3)), "d": _MATRIX},
+    "factors": ("alpha",),
+}
 
 OPS = {
     row.name: row
@@ -233,7 +240,7 @@ OPS = {
             inputs=("a", "b"),
             dtypes=FLOATS,
             legal={"c": _MATRIX, "a": Layout((2, 4)), "b": Layout((4, 3))},
-            has_factors=True,
+            factors=("alpha", "beta"),
         ),
         Op("add", "Add", **_ELEMENTWISE),
         Op("mul", "Mul", **_ELEMENTWISE),
@@ -259,6 +266,8 @@ OPS = {
             legal={"y": _MATRIX, "x": _MATRIX},
             has_workspace=False,
         ),
+        Op("gemm_add", "GemmAdd", **_EPILOGUE),
+        Op("gemm_mul", "GemmMul", **_EPILOGUE),
     )
 }
 
@@ -332,7 +341,7 @@ class Abi:
     ) -> int:
         """The status of one run."""
         before = (workspace, workspace_size) if op.has_workspace else ()
-        after = (alpha, beta) if op.has_factors else ()
+        after = [{"alpha": alpha, "beta": beta}[factor] for factor in op.factors]
         ordered = [pointers[name] for name in op.operands]
         status: int = self.lib.functions[f"infiniop{op.c_name}"](desc, *before, *ordered, *after, stream)
         return status
@@ -376,11 +385,14 @@ def expected(
         return {"y": memory["x"].array.copy()}
     values = {name: operand.values.astype(wide) for name, operand in memory.items()}
     a, b = values["a"], values["b"]
-    if op.name == "gemm":
-        c = values["c"]
+    if op.name.startswith("gemm"):
+        c = values[op.outputs[0]]
         product = a @ b
-        product = np.broadcast_to(product[0] if product.ndim > c.ndim else product, c.shape)
-        return {"c": alpha * product + (beta * c if beta else 0.0)}
+        product = alpha * np.broadcast_to(product[0] if product.ndim > c.ndim else product, c.shape)
+        if op.name == "gemm":
+            return {"c": product + (beta * c if beta else 0.0)}
+        product = decode(encode(product, dtype), dtype)
+        return {"y": product + values["d"] if op.name == "gemm_add" else product * values["d"]}
     if op.name == "add_rms_norm":
         residual = decode(encode(a + b, dtype), dtype).astype(np.float64)
         scale = np.sqrt(np.mean(residual**2, -1, keepdims=True) + np.float64(np.float32(epsilon)))
@@ -423,7 +435,7 @@ def run_example(
     outside = {name: operand.outside() for name, operand in memory.items()}
     inputs = {name: memory[name].bytes.tobytes() for name in op.inputs}
     desc = abi.created(op, layouts)
-    scalars = {"alpha": alpha, "beta": beta} if op.has_factors else {}
+    scalars = {"alpha": alpha, "beta": beta}
     if device == CPU:
         pointers: dict[str, int | None] = {name: operand.pointer for name, operand in memory.items()}
         status = abi.run_in(op, desc, pointers, **scalars)

@@ -47,6 +47,8 @@ OPERATORS: dict[str, tuple[int, list[Any], list[Any]]] = {
     "Mul": (3, [], []),
     "AddRMSNorm": (5, [c_float], []),
     "Rearrange": (2, [], []),
+    "GemmAdd": (4, [], [c_float]),
+    "GemmMul": (4, [], [c_float]),
 }
 RUNTIME: dict[str, list[Any]] = {
     "infinirtInit": [],

@@ -502,6 +502,33 @@ CREATE: dict[str, dict[str, Row]] = {
 CREATE["mul"] = CREATE["add"]
 
 
+def epilogue_of(gemm: dict[str, Layout]) -> dict[str, Layout]:
+    """A problem of gemm for gemm_add and gemm_mul: y in place of c, and a d of its shape."""
+    renamed = {"y" if name == "c" else name: layout for name, layout in gemm.items()}
+    return {**renamed, "d": L(renamed["y"].shape)} if "y" in renamed else renamed
+
+
+CREATE["gemm_add"] = CREATE["gemm_mul"] = {
+    **{
+        row.replace("c-", "y-", 1) if row.startswith("c-") else row: (
+            epilogue_of(changed),
+            wanted,
+            "y" if operand == "c" else operand,
+        )
+        for row, (changed, wanted, operand) in CREATE["gemm"].items()
+    },
+    "d-transposed-shape": ({"d": L((3, 2))}, BAD_TENSOR_SHAPE, "d"),
+    "d-row": ({"d": L((1, 3))}, BAD_TENSOR_SHAPE, "d"),
+    "d-vector": ({"d": L((3,))}, BAD_TENSOR_SHAPE, "d"),
+    "d-batch-1": ({"d": L((1, 2, 3))}, BAD_TENSOR_SHAPE, "d"),
+    "d-rank-2-of-batch-2": (
+        {"y": L((2, 2, 3)), "a": L((2, 2, 4)), "d": L((2, 3))},
+        BAD_TENSOR_SHAPE,
+        "d",
+    ),
+}
+
+
 @pytest.mark.parametrize(
     ("op", "row"),
     [pytest.param(OPS[name], row, id=f"{name}-{row}") for name, rows in CREATE.items() for row in rows],
@@ -619,6 +646,16 @@ ACCEPT: dict[str, dict[str, dict[str, Layout]]] = {
     },
 }
 ACCEPT["mul"] = ACCEPT["add"]
+ACCEPT["gemm_add"] = ACCEPT["gemm_mul"] = {
+    **{row: epilogue_of(changed) for row, changed in ACCEPT["gemm"].items()},
+    "d-padded": {"d": L((2, 3), (7, 1))},
+    "d-transposed": {"d": L((2, 3), (1, 2))},
+    "d-negative": {"d": L((2, 3), (-3, -1))},
+    "d-one-row": {"d": L((2, 3), (0, 1))},
+    "d-one-column": {"d": L((2, 3), (1, 0))},
+    "d-one-element": {"d": L((2, 3), (0, 0))},
+    "d-one-item": {"y": L((5, 2, 3)), "a": L((5, 2, 4)), "d": L((5, 2, 3), (0, 3, 1))},
+}
 
 
 @pytest.mark.parametrize(
@@ -670,6 +707,10 @@ ZERO: dict[str, dict[str, dict[str, Layout]]] = {
     },
 }
 ZERO["mul"] = ZERO["add"]
+# Without an inner dimension there is a result still, and not the one that was there before.
+ZERO["gemm_add"] = ZERO["gemm_mul"] = {
+    row: epilogue_of(changed) for row, changed in ZERO["gemm"].items() if row != "no-inner"
+}
 
 
 @pytest.mark.parametrize(
@@ -685,9 +726,7 @@ def test_operands_without_elements_may_be_null(abi: Abi, op: Op, row: str) -> No
         wanted["c"] = memory["c"].bytes.tobytes()
     desc = abi.created(op, layouts)
     pointers = {name: None if 0 in at.shape else memory[name].pointer for name, at in layouts.items()}
-    assert abi.run_in(op, desc, pointers, **({"beta": 1.0} if op.has_factors else {})) == SUCCESS, (
-        abi.lib.message()
-    )
+    assert abi.run_in(op, desc, pointers, beta=1.0) == SUCCESS, abi.lib.message()
     assert {name: operand.bytes.tobytes() for name, operand in memory.items()} == wanted
     assert abi.destroy(op, desc) == SUCCESS
 
@@ -805,6 +844,9 @@ def test_element_alignment_is_enough(abi: Abi, op: Op) -> None:
             np.testing.assert_array_equal(views["y"], views["x"])
         elif op.name == "gemm":
             np.testing.assert_array_equal(views["c"], views["a"] @ views["b"])
+        elif op.name in ("gemm_add", "gemm_mul"):
+            product, d = views["a"] @ views["b"], views["d"]
+            np.testing.assert_array_equal(views["y"], product + d if op.name == "gemm_add" else product * d)
         else:
             first = "residual_out" if op.name == "add_rms_norm" else "c"
             both = views["a"] * views["b"] if op.name == "mul" else views["a"] + views["b"]
@@ -894,6 +936,23 @@ BINARY: dict[str, tuple[Shared, int]] = {
 }
 GEMM_C, GEMM_A, GEMM_B = L((2, 2)), L((2, 2)), L((2, 2))
 N = L((3, 4))
+Q = L((2, 2))
+EPILOGUE: dict[str, tuple[Shared, int]] = {
+    "all-inputs-the-same": ({"y": (Q, 0), "a": (Q, FAR), "b": (Q, FAR), "d": (Q, FAR)}, SUCCESS),
+    "y-beside-d": ({"y": (Q, 0), "a": (Q, FAR), "b": (Q, FAR), "d": (Q, 4)}, SUCCESS),
+    "y-and-d-interleave": (
+        {"y": (L((2, 2), (4, 2)), 0), "a": (Q, FAR), "b": (Q, FAR), "d": (L((2, 2), (4, 2)), 1)},
+        SUCCESS,
+    ),
+    "y-is-a": ({"y": (Q, 0), "a": (Q, 0), "b": (Q, FAR), "d": (Q, FAR)}, BAD_PARAM),
+    "y-is-b": ({"y": (Q, 0), "a": (Q, FAR), "b": (Q, 0), "d": (Q, FAR)}, BAD_PARAM),
+    "y-is-d": ({"y": (Q, 0), "a": (Q, FAR), "b": (Q, FAR), "d": (Q, 0)}, BAD_PARAM),
+    "y-on-d-shifted": ({"y": (Q, 0), "a": (Q, FAR), "b": (Q, FAR), "d": (Q, 3)}, BAD_PARAM),
+    "y-on-d-of-one-element": (
+        {"y": (Q, 0), "a": (Q, FAR), "b": (Q, FAR), "d": (L((2, 2), (0, 0)), 1)},
+        BAD_PARAM,
+    ),
+}
 SHARED: dict[str, dict[str, tuple[Shared, int]]] = {
     "add": BINARY,
     "mul": BINARY,
@@ -913,6 +972,8 @@ SHARED: dict[str, dict[str, tuple[Shared, int]]] = {
         "c-on-a-shifted": ({"c": (GEMM_C, 0), "a": (GEMM_A, 3), "b": (GEMM_B, FAR)}, BAD_PARAM),
         "c-on-broadcast-b": ({"c": (GEMM_C, 0), "a": (GEMM_A, FAR), "b": (L((2, 2), (0, 0)), 1)}, BAD_PARAM),
     },
+    "gemm_add": EPILOGUE,
+    "gemm_mul": EPILOGUE,
     "rearrange": {
         "beside": ({"y": (A, 0), "x": (A, 6)}, SUCCESS),
         "interleave": ({"y": EVEN, "x": ODD}, SUCCESS),

@@ -6,6 +6,12 @@
     X(ADD, add, Add)          \
     X(MUL, mul, Mul)
 
+/* gemm with one of them as its epilogue: X(ID, name, Name, Op), the first three as above, Op the Name of the operator that follows
+ * the product. A row here is one in INFINI_OP_LIST, too, and prototypes in infiniop.h. */
+#define INFINI_GEMM_EPILOGUE_LIST(X)    \
+    X(GEMM_ADD, gemm_add, GemmAdd, Add) \
+    X(GEMM_MUL, gemm_mul, GemmMul, Mul)
+
 namespace infini {
 
 enum BinaryOp {

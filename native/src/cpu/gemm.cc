@@ -9,6 +9,8 @@
  *            converted to the type sums are kept in on the way, while the threads are still busy with the block before; each
  *            task packs its own rows of A into its thread's second-level cache.
  *
+ *  An epilogue is applied by each task to its part of C as soon as all of K is in it, and while it is in the cache.
+ *
  *  Whatever the way, an element of C is the sum over k in ascending order (of units of k, see GemmKernel), one partial sum for
  *  each kBlockK of them: the order depends on K alone, so a row of C has the same bits whatever M, N, the batch or the
  *  number of threads are. */
@@ -64,16 +66,44 @@ struct Matrix {
     int64_t offset, batch, row, col;
 };
 
+/** What follows the product: C = C op D, by the kernels and with the roundings of the operator itself. */
+struct Epilogue {
+    BinaryRow row = nullptr; // null: nothing
+    BinaryTile tile = nullptr;
+
+    Epilogue() = default;
+    Epilogue(BinaryOp op, int dtype) : row(kernels().binary[op][dtype]), tile(kernels().binary_tile[op][dtype]) {}
+
+    void run(TileOperand c, TileOperand d, int64_t rows, int64_t cols, int64_t size) const {
+        constexpr int64_t kFewSteps = 4; // so short a row costs a call that strided elements are not worth saving
+        if (c.col != 1 && (rows > cols || (c.row == 1 && rows >= kFewSteps))) {
+            std::swap(rows, cols);
+            for (TileOperand *x : {&c, &d}) std::swap(x->row, x->col);
+        }
+        if (c.row == cols * c.col && d.row == cols * d.col) { // one row
+            cols *= rows;
+            rows = 1;
+        }
+        const bool transposed = rows > 1 && d.row == 1 && d.col != 0 && d.col != 1;
+        if (c.col == 1 && transposed) return tile(c, c, d, rows, cols, false);
+        for (int64_t i = 0; i < rows; ++i) {
+            void *const to = static_cast<char *>(c.p) + i * c.row * size;
+            row(to, c.col, to, c.col, static_cast<char *>(d.p) + i * d.row * size, d.col, cols);
+        }
+    }
+};
+
 /** A problem in the form all ways share, for one item of its batch. */
 struct Gemm {
     GemmKernel kernel;
     int64_t size; // bytes of an element
     int64_t batch, m, n, k;
-    Matrix c, a, b;
+    Matrix c, a, b, d; // d: of the epilogue, if there is one
+    Epilogue epilogue;
     int64_t mr, nr; // the register tile
     bool exchanged; // a is the problem's B^T and b its A^T
 
-    explicit Gemm(const InfiniProblem &problem) {
+    Gemm(const InfiniProblem &problem, const Epilogue &then) : d{}, epilogue(then) {
         const InfiniOperand &dc = problem.operands[0], &da = problem.operands[1], &db = problem.operands[2];
         kernel = kernels().gemm[dc.dtype];
         size = kDtypes[dc.dtype].size;
@@ -87,12 +117,12 @@ struct Gemm {
         c = matrix(dc);
         a = matrix(da);
         b = matrix(db);
+        if (epilogue.row != nullptr) d = matrix(problem.operands[3]);
         // One B for all items: their rows are rows of one taller problem.
-        if (batch > 1 && b.batch == 0 && (m == 1 || (c.batch == m * c.row && a.batch == m * a.row))) {
-            if (m == 1) {
-                c.row = c.batch;
-                a.row = a.batch;
-            }
+        const auto goes_on = [&](const Matrix &x) { return m == 1 || x.batch == m * x.row; };
+        if (batch > 1 && b.batch == 0 && goes_on(c) && goes_on(a) && goes_on(d)) {
+            if (m == 1)
+                for (Matrix *x : {&c, &a, &d}) x->row = x->batch;
             m *= batch;
             batch = 1;
         }
@@ -104,7 +134,7 @@ struct Gemm {
         if (exchanged) {
             std::swap(m, n);
             std::swap(a, b);
-            for (Matrix *x : {&a, &b, &c}) std::swap(x->row, x->col);
+            for (Matrix *x : {&a, &b, &c, &d}) std::swap(x->row, x->col);
         }
         nr = kernel.nr;
         mr = m > 0 ? ceil_div(m, ceil_div(m, kernel.mr)) : kernel.mr; // panels of one height, none nearly empty
@@ -117,12 +147,20 @@ struct Gemm {
     const char *at_a(const char *pa, int64_t i, int64_t l) const { return pa + (i * a.row + l * a.col) * size; }
     const char *at_b(const char *pb, int64_t l, int64_t j) const { return pb + (l * b.row + j * b.col) * size; }
     char *at_c(char *pc, int64_t i, int64_t j) const { return pc + (i * c.row + j * c.col) * size; }
+
+    /** Rows i0.., columns j0.. of C hold the product: what follows it, once. */
+    void finish(char *pc, char *pd, int64_t i0, int64_t j0, int64_t rows, int64_t cols) const {
+        if (epilogue.row == nullptr) return;
+        epilogue.run({at_c(pc, i0, j0), c.row, c.col}, {pd + (i0 * d.row + j0 * d.col) * size, d.row, d.col}, rows,
+                     cols, size);
+    }
 };
 
 /** One item's operands and what a run may use for it. */
 struct Run {
     char *c;
     const char *a, *b;
+    char *d; // only read; null without an epilogue
     char *workspace;
     int threads;
     float alpha, beta;
@@ -304,6 +342,9 @@ struct Blocked final : Way {
                                  std::min(nr, block.n - j * nr), r.alpha, r.beta);
             }
         }
+        if (last)
+            finish(r.c, r.d, block.m0 + i0 * mr, block.n0 + j0 * nr, std::min(i1 * mr, block.m) - i0 * mr,
+                   std::min(j1 * nr, block.n) - j0 * nr);
     }
 };
 
@@ -362,6 +403,7 @@ struct InPlace final : Way {
             if (may_flush(least_a.exponent(), least_b)) multiply(r, task, kExact, to_c);
             if (!to_c)
                 kernel.store(at_c(r.c, i0, j0), c.row, c.col, task.sums, task_n, task.m, task.n, r.alpha, r.beta);
+            finish(r.c, r.d, i0, j0, task.m, task.n);
         });
     }
 
@@ -482,6 +524,7 @@ struct Columns final : Way {
             for (int64_t p = 0; p < panels_m; ++p)
                 kernel.store(at_c(r.c, p * mr, j0 + j * nr), c.row, c.col, sums + (j * panels_m + p) * tile_bytes, nr,
                              std::min(mr, m - p * mr), std::min(nr, columns - j * nr), r.alpha, r.beta);
+        finish(r.c, r.d, 0, j0, m, columns);
     }
 };
 
@@ -510,7 +553,10 @@ struct GemmPlan final : CpuPlan {
 
     void run(const InfiniCall &call) const override {
         char *const pc = static_cast<char *>(call.operands[0]) + g.c.offset;
-        if (g.k == 0 || call.alpha == 0) return scale(pc, call.beta);
+        const bool plain = g.epilogue.row == nullptr;
+        char *const pd = plain ? nullptr : static_cast<char *>(call.operands[3]) + g.d.offset;
+        const float beta = plain ? call.beta : 0; // a graph may have been given one for an operator without it
+        if (g.k == 0 || call.alpha == 0) return scale(pc, pd, beta);
         // A and B stand in the order of the problem: exchanged where the plan exchanged them.
         const char *const pa = static_cast<const char *>(call.operands[1]);
         const char *const pb = static_cast<const char *>(call.operands[2]);
@@ -520,26 +566,29 @@ struct GemmPlan final : CpuPlan {
             const Run r{pc + i * g.c.batch * g.size,
                         (g.exchanged ? pb : pa) + g.a.offset + i * g.a.batch * g.size,
                         (g.exchanged ? pa : pb) + g.b.offset + i * g.b.batch * g.size,
+                        pd + i * g.d.batch * g.size,
                         workspace + slot * bytes,
                         threads_of_item,
                         call.alpha,
-                        call.beta};
+                        beta};
             way->run(r);
         };
         if (by_item) return parallel_for(g.batch, slots, item);
         for (int64_t i = 0; i < g.batch; ++i) item(i, 0);
     }
 
-    /** C = beta * C: the store of sums that are all 0. */
-    void scale(char *pc, float beta) const {
+    /** C = beta * C, and what follows: the store of sums that are all 0. */
+    void scale(char *pc, char *pd, float beta) const {
         if (beta == 1) return;
         alignas(kLine) static const char zeros[4096] = {};
         const int64_t columns = static_cast<int64_t>(sizeof zeros) / g.kernel.acc_size;
         parallel_for(g.batch * g.m, worth_threads(4.0 * static_cast<double>(g.batch * g.m) * static_cast<double>(g.n)),
                      [&](int64_t t, int) {
+                         char *const c = pc + t / g.m * g.c.batch * g.size;
                          for (int64_t j = 0; j < g.n; j += columns)
-                             g.kernel.store(g.at_c(pc + t / g.m * g.c.batch * g.size, t % g.m, j), g.c.row, g.c.col,
-                                            zeros, 0, 1, std::min(columns, g.n - j), 0.0f, beta);
+                             g.kernel.store(g.at_c(c, t % g.m, j), g.c.row, g.c.col, zeros, 0, 1,
+                                            std::min(columns, g.n - j), 0.0f, beta);
+                         g.finish(c, pd + t / g.m * g.d.batch * g.size, t % g.m, 0, 1, g.n);
                      });
     }
 
@@ -553,7 +602,14 @@ struct GemmPlan final : CpuPlan {
 } // namespace
 
 std::unique_ptr<CpuPlan> plan_gemm(const InfiniProblem &problem, size_t *workspace_size) {
-    return std::make_unique<GemmPlan>(Gemm(problem), workspace_size);
+    return std::make_unique<GemmPlan>(Gemm(problem, {}), workspace_size);
 }
+
+#define INFINI_EPILOGUE_PLANNER(ID, name, Name, Op)                                              \
+    std::unique_ptr<CpuPlan> plan_##name(const InfiniProblem &problem, size_t *workspace_size) { \
+        const Epilogue then(kBinary##Op, problem.operands[0].dtype);                             \
+        return std::make_unique<GemmPlan>(Gemm(problem, then), workspace_size);                  \
+    }
+INFINI_GEMM_EPILOGUE_LIST(INFINI_EPILOGUE_PLANNER)
 
 } // namespace infini
