@@ -184,14 +184,12 @@ class Fusion:
             return False
         if any(copy.ranges[0].meets(one) for one in product.ranges):
             return False
-        # What the copy sees, in the order in which it lies in memory: all of the result, or it is no good.
+        # What the copy sees, in the order in which it lies in memory; all of the result must be there.
         order = sorted(range(len(seen[1])), key=lambda d: -seen[2][d])
         ordered, stored = (
             interned(layout[0], *(tuple(part[d] for d in order) for part in layout[1:]))
             for layout in (seen, target)
         )
-        if seen_at != product.ranges[0].low or not covers(ordered, seen_at, seen_at, self._sizes[k]):
-            return False
         found = through_copy(result, at - seen_at, ordered, stored)
         if found is None:
             return False
@@ -240,7 +238,7 @@ class Fusion:
         for n in (1, 2) if len(node.layouts) == 3 and not node.op.epilogues else ():
             other = 3 - n
             found = self._producer(j, node, n)
-            if found is None or node.layouts[0][1] != node.layouts[n][1]:
+            if found is None:
                 continue
             i, product = found
             fused_op = product.op.epilogues.get(node.name)

@@ -219,6 +219,17 @@ def addend(x: Arrays) -> Any:
     return ip.gemm(x.a, x.b, 1.0, 1.0, c=x.c)
 
 
+def addend_that_changes(x: Arrays) -> Any:
+    ip.rearrange_(x.out, x.c)
+    ip.add_(x.c, x.c, x.c)
+    return ip.gemm_(x.out, x.a, x.b, 1.0, 1.0)
+
+
+def addend_of_nothing(x: Arrays) -> Any:
+    x.c[...] = -0.0
+    return ip.gemm(x.a[:, :0], x.b[:0], 1.0, 1.0, c=x.c)
+
+
 def scaled_addend(x: Arrays) -> Any:
     return ip.gemm(x.a, x.b, 1.0, 0.5, c=x.c)
 
@@ -233,6 +244,10 @@ def product_stored_transposed(x: Arrays) -> Any:
 
 def product_stored_in_part(x: Arrays) -> Any:
     return ip.rearrange(ip.gemm(x.a, x.b)[1:])
+
+
+def product_stored_over_an_input(x: Arrays) -> Any:
+    return ip.rearrange_(x.square.T, ip.gemm(x.square, x.heads[0, :1].T @ x.heads[0, :1]))
 
 
 def product_stored_where_something_is_read(x: Arrays) -> Any:
@@ -273,10 +288,13 @@ ROWS: list[tuple[Program, list[str], list[str] | None]] = [
     (scaled_product_added_in_place, [], None),
     (product_of_nothing_added_in_place, [], None),
     (addend, ["addend"], []),
+    (addend_that_changes, [], None),
+    (addend_of_nothing, [], None),
     (scaled_addend, [], None),
     (product_stored_by_heads, ["store"], None),
     (product_stored_transposed, ["store"], None),
     (product_stored_in_part, [], None),
+    (product_stored_over_an_input, [], None),
     (product_stored_where_something_is_read, [], None),
     (dead, ["dead", "dead"], None),
 ]
