@@ -4,7 +4,7 @@ Five rules, applied in this order:
 
 * *copy*: a row-major copy that only other calls read is left out; they read what was copied, through the
   strides it has there.
-* *store*: a product that only a copy reads is stored where the copy would put it.
+* *store*: a product that only a copy reads is stored where the copy would put it, if its rows stay rows.
 * *epilogue*: a product that only an elementwise operator reads becomes one call with it, which rounds the
   product to the element type before it goes on, as two calls do.
 * *addend*: a product that is added to an array in place becomes a product with ``beta = 1``. For F32 and F64
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ._layout import interned
+from ._layout import Layout, interned
 from ._program import Node, Range, buffer_at, covers, is_planned, through_copy
 from .errors import InfiniopError
 
@@ -30,6 +30,8 @@ from .errors import InfiniopError
 MOST_READERS = 4
 
 MODES = ("exact", "fast", "none")
+
+_WIDE = 4  # bytes
 
 
 class Rewrite(NamedTuple):
@@ -158,7 +160,7 @@ class Fusion:
                 if buffer_at(address) != k:
                     continue
                 seen = through_copy(layout, address - at, copied, source)
-                if seen is None:
+                if seen is None or not _reads_well(node, seen[0]):
                     return False
                 found[n] = (seen[0], source_at + seen[1])
             changed = _or_none(lambda node=node, found=found: node.with_operands(found))  # type: ignore[misc]
@@ -191,7 +193,7 @@ class Fusion:
             for layout in (seen, target)
         )
         found = through_copy(result, at - seen_at, ordered, stored)
-        if found is None:
+        if found is None or not _has_unit_rows(found[0]):
             return False
         changed = _or_none(lambda: product.with_operands({0: (found[0], target_at + found[1])}))
         if changed is None or changed.runs > product.runs:
@@ -303,6 +305,19 @@ class Fusion:
             for k, one in zip(buffers[len(buffers) - len(node.reads) :], node.reads):
                 if k is not None:
                     read.setdefault(k, []).append(one)
+
+
+def _has_unit_rows(layout: Layout) -> bool:
+    dtype, shape, strides = layout
+    return not shape or shape[-1] == 1 or strides[-1] in (0, dtype.itemsize)
+
+
+def _reads_well(node: Node, layout: Layout) -> bool:
+    """Is an operand with these strides read as fast as it is copied first? Products pack what they read, and
+    copies have to go through strides somewhere. Sums of transposed arrays were measured: 1.0 to 3 times as
+    fast in F32, 0.7 to 0.9 times in F16.
+    """
+    return bool(node.op.is_copy or node.op.epilogues or _has_unit_rows(layout) or layout[0].itemsize >= _WIDE)
 
 
 def _keeps_sums(product: Node) -> bool:
