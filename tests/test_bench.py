@@ -15,8 +15,9 @@ from reference import assert_rms_norm, assert_same_bits
 import infiniop_py
 from infiniop_py import DType, __main__
 from infiniop_py._bench import command, machine, memory, ours, peers, rows, suite, timing
-from infiniop_py._bench.ceilings import COPY, FMA_F32, FMA_F64, READ, SMALLEST, Ceilings, Roof
+from infiniop_py._bench.ceilings import Ceilings
 from infiniop_py._bench.report import Progress, Report
+from infiniop_py._ceilings import COPY, FMA_F32, FMA_F64, READ, SMALLEST, Roof
 
 ROOT = Path(infiniop_py.__file__).resolve().parent.parent
 RATES = {COPY: 10e9, READ: 20e9, FMA_F32: 100e9, FMA_F64: 50e9}

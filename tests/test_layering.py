@@ -19,6 +19,7 @@ ORDER = (
     "_paths",
     "dtypes",
     "device cpu",
+    "_machine _ceilings",
     "_layout _dlpack",
     "tensor",
     "interop._adapter interop._numpy interop._torch interop._exchange interop.threadpoolctl interop",

@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from .._machine import available_memory, last_level_cache
 from ..dtypes import DType
-from .machine import available_memory, last_level_cache
 from .rows import CACHE_LINE, Case, Operand
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
