@@ -27,6 +27,7 @@ ORDER = (
     "_native_op",
     "_program",
     "_fusion _memory",
+    "_graph_text",
     "graph_operator",
     "graph",
     "ops._scalars ops._elementwise ops.rearrange ops.gemm ops.add ops.mul ops.add_rms_norm ops",
