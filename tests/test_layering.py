@@ -27,7 +27,7 @@ ORDER = (
     "_native_op",
     "_program",
     "_fusion _memory",
-    "_graph_text",
+    "_graph_text _graph_profile",
     "graph_operator",
     "graph",
     "ops._scalars ops._elementwise ops.rearrange ops.gemm ops.add ops.mul ops.add_rms_norm ops",
@@ -45,6 +45,7 @@ LATE = {
     "dtypes": {"ml_dtypes"},
     "_dlpack": {"ctypes"},
     "_cffi_build": {"cffi"},
+    "_graph_profile": {"json"},
     "_demo": {"torch", "ml_dtypes", "importlib"},
 }
 
