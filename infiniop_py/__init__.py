@@ -63,7 +63,14 @@ from .errors import (
     UnsupportedError,
     WorkspaceError,
 )
-from .graph import Graph, MemoryReport, is_graph_recording, start_graph_recording, stop_graph_recording
+from .graph import (
+    Graph,
+    MemoryReport,
+    Profile,
+    is_graph_recording,
+    start_graph_recording,
+    stop_graph_recording,
+)
 from .graph_operator import GraphOperator
 from .ops import (
     Add,
@@ -120,6 +127,7 @@ __all__ = [
     "OperandError",
     "OutOfMemoryError",
     "ParamError",
+    "Profile",
     "Rearrange",
     "ShapeError",
     "Status",

@@ -149,11 +149,17 @@ class Node:
         return self.op.flops(self.layouts)
 
     @property
-    def bytes(self) -> int:
-        """Moved at least: every element once, outputs that are read too twice."""
+    def moved(self) -> tuple[int, ...]:
+        """Bytes moved at least, by operand: every element once, of outputs that are read too twice."""
         moved = [_element_bytes(layout) for layout in self.layouts]
-        again = moved[: self.n_outputs] if self.op.reads_outputs(self.scalars) else ()
-        return sum(moved) + sum(again)
+        if self.op.reads_outputs(self.scalars):
+            moved[: self.n_outputs] = [2 * nbytes for nbytes in moved[: self.n_outputs]]
+        return tuple(moved)
+
+    @property
+    def bytes(self) -> int:
+        """Those of all operands."""
+        return sum(self.moved)
 
     @property
     def runs(self) -> int:

@@ -14,12 +14,16 @@ import logging
 import threading
 from bisect import bisect_right
 from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, NamedTuple
 from weakref import ref
 
+from . import _graph_text as text
 from ._fusion import MODES, Fusion, Rewrite
+from ._graph_profile import Profile, measure, write_trace
 from ._layout import Layout
 from ._log import logger
 from ._memory import Block, MemoryReport, arena_size, lifetimes, place
@@ -29,12 +33,19 @@ from ._native_op import NATIVE, NativeGraph, refuse
 from ._program import Node, Range, buffer_at, covers, range_of, virtual
 from .device import CPU, Device, refuse_pickle, thread
 from .dtypes import DType
-from .errors import GraphError, OperandError, ParamError
+from .errors import GraphError, OperandError, ParamError, shown
 from .graph_operator import GraphOperator, need_alike
 from .interop import count_writes, need_writable, views, write_counts
 from .tensor import Tensor, allocate
 
-__all__ = ["Graph", "MemoryReport", "is_graph_recording", "start_graph_recording", "stop_graph_recording"]
+__all__ = [
+    "Graph",
+    "MemoryReport",
+    "Profile",
+    "is_graph_recording",
+    "start_graph_recording",
+    "stop_graph_recording",
+]
 
 
 class _Made(NamedTuple):
@@ -331,6 +342,42 @@ class Graph:
             step.run()
         logger.debug("graph exit: %d calls, %.1f us", len(program.nodes), (perf_counter_ns() - start) / 1e3)
 
+    def profile(self, n: int = 10, trace: str | PathLike[str] | None = None) -> Profile:
+        """Run the graph `n` times, call by call, and measure each: a table of times, rates and percentages of
+        the roofline, to be printed. The results are those of `n` runs.
+
+        `trace` is the path of a file to be written for Perfetto or about:tracing. Whole replays are measured
+        in between if they leave all results as they are. What this machine can do at most is measured once
+        in a process. Errors are those of :meth:`run`; ParamError if `n` is less than 1.
+
+        >>> import numpy as np
+        >>> from infiniop_py import add, mul
+        >>> x = np.ones(1000, "f4")
+        >>> with Graph() as g:
+        ...     y = mul(add(x, x), x)
+        >>> profile = g.profile(3)
+        >>> [row.op for row in profile.rows], [row.bytes for row in profile.rows]
+        (['add', 'mul'], [12000, 12000])
+        """
+        if not isinstance(n, int) or isinstance(n, bool):
+            raise OperandError(f"Graph.profile: n is {n!r}, needs an int")
+        if n < 1:
+            raise ParamError(f"Graph.profile: n is {shown(n)}, needs at least 1")
+        if trace is not None:
+            open(trace, "a").close()  # what cannot be written is refused before anything runs
+        self._take_hold("Graph.profile")
+        try:
+            program = self._program
+            calls, numbers, steps = program.calls, program.numbers, program.steps
+            runs = measure(program.nodes, calls, program.workspaces, steps, n)
+        finally:
+            if self._counted:
+                count_writes(self._counted)
+            self._busy.release()
+        if trace is not None:
+            write_trace(trace, calls, numbers, runs)
+        return Profile.of(calls, numbers, len(steps), runs)
+
     # ---- other memory ------------------------------------------------------------------------------------
 
     def name(self, **operands: Any) -> None:
@@ -463,6 +510,78 @@ class Graph:
             node.plan.workspace_size for node in self._nodes if node.foreign is None and node.device is device
         )
         return MemoryReport.of(device, self._program.blocks.get(device, []), naive)
+
+    def explain(self) -> str:
+        """The graph as recorded and after fusion, what was rewritten, and what that saves; to be printed.
+
+        ``t0``, ``t1``... exist in the graph alone; other memory has the names that :meth:`name` gave it,
+        else ``y0``... if the graph writes it and ``x0``... if not. Bytes count every element of every
+        operand once, as if nothing stayed in a cache.
+
+        >>> import numpy as np
+        >>> from infiniop_py import add, rearrange
+        >>> x, y = np.ones((2, 3)), np.ones((3, 2))
+        >>> with Graph() as g:
+        ...     z = add(rearrange(x.T), y)
+        >>> print(g.explain())
+        as recorded: 2 calls
+             #0  rearrange  y=t0 F64[3, 2]  x=x0 F64[3, 2] strides [1, 3]
+             #1  add        c=y0 F64[3, 2]  a=t0 F64[3, 2]  b=x1 F64[3, 2]
+        <BLANKLINE>
+        after fusion ("exact"): 1 call
+             #1  add  c=y0 F64[3, 2]  a=x0 F64[3, 2] strides [1, 3]  b=x1 F64[3, 2]
+        <BLANKLINE>
+        rewrites:
+          copy: #0 rearrange is gone into #1 add; saves 96 bytes
+        <BLANKLINE>
+                        calls       bytes moved             FLOPs
+        as recorded         2               240                 6
+        after fusion        1               144                 6
+        saved               1                96                 0
+        <BLANKLINE>
+        CPU:0: arena of 0 bytes for 48, 0 %; 0 are alive at once
+        """
+        self._need_recorded("Graph.explain")
+        program = self._program
+        devices = dict.fromkeys(node.device for node in self._nodes)
+        return text.explain(
+            self._fuse,
+            self._shown(fused=False),
+            self._shown(fused=True),
+            program.rewrites,
+            self._shown_names(),
+            [self.memory_report(device) for device in devices],
+        )
+
+    def to_dot(self, fused: bool = True) -> str:
+        """The graph in the language of Graphviz, after fusion or as recorded: calls as boxes, the values they
+        read and write as ellipses. Memory that is written again holds another value then.
+        """
+        self._need_recorded("Graph.to_dot")
+        return text.dot(text.picture(self._shown(fused), self._shown_names()))
+
+    def to_svg(self, path: str | PathLike[str] | None = None, *, fused: bool = True) -> str:
+        """The picture that :meth:`to_dot` describes, as SVG; also written to `path` if that is given."""
+        self._need_recorded("Graph.to_svg")
+        drawn = text.svg(text.picture(self._shown(fused), self._shown_names()))
+        if path is not None:
+            Path(path).write_text(drawn, encoding="utf-8")
+        return drawn
+
+    def _shown(self, fused: bool) -> text.Program:
+        program = self._program
+        return (
+            text.Program(program.nodes, program.numbers)
+            if fused
+            else text.Program(self._nodes, range(len(self._nodes)))
+        )
+
+    def _shown_names(self) -> text.Names:
+        given = {
+            name: range_of(one.device, one.layout, address(one.pointer)) for name, one in self._names.items()
+        }
+        nodes = [*self._nodes, *self._program.nodes]
+        return text.Names(nodes, [kept.range for kept in self._kept], given)
 
     def __len__(self) -> int:
         """Number of recorded calls."""

@@ -14,9 +14,10 @@ from reference import assert_rms_norm, assert_same_bits
 
 import infiniop_py
 from infiniop_py import DType, __main__
-from infiniop_py._bench import command, machine, memory, ours, peers, rows, suite, timing
-from infiniop_py._bench.ceilings import COPY, FMA_F32, FMA_F64, READ, SMALLEST, Ceilings, Roof
+from infiniop_py._bench import command, graphs, machine, memory, ours, peers, rows, suite, timing
+from infiniop_py._bench.ceilings import Ceilings
 from infiniop_py._bench.report import Progress, Report
+from infiniop_py._ceilings import COPY, FMA_F32, FMA_F64, READ, SMALLEST, Roof
 
 ROOT = Path(infiniop_py.__file__).resolve().parent.parent
 RATES = {COPY: 10e9, READ: 20e9, FMA_F32: 100e9, FMA_F64: 50e9}
@@ -499,3 +500,77 @@ def test_the_cost_of_a_call_is_taken_off_tiny_products() -> None:
     case = rows.replace(rows.gemm(DType.F32, (16, 16, 16)), small=True)
     result = suite.measure_row(case, memory.Memory(case), [], 1, Ceilings(flat, 2**28), 1e-3)
     assert result.timing.overhead > 0
+
+
+# ---- programs, recorded and not ----------------------------------------------------------------------------
+
+
+def test_graph_lists_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["graph", "--list"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert listed == [row.name for row in graphs.table()] and len(listed) == len(set(listed)) == 9
+    assert command.main(["graph", "--list", "--only", "MLP", "--layers", "2"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "MLP, 2 layers, 16 tokens, F32"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--only", "nothing"], "no row has 'nothing' in its name"),
+        (["--threads", "0"], "--threads is 0, needs 1 to 4096"),
+        (["--width", "100"], "--width is a multiple of 64"),
+        (["--budget", "nan"], "--budget"),
+        (["--compare", "torch,jax"], "jax: there are torch, torch.compile"),
+    ],
+)
+def test_graph_refusals(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refusal:
+        command.main(["graph", *arguments])
+    assert refusal.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_graph_shows_each_way_to_run_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--width", "64", "--layers", "1", "--budget", "0.001", "--threads", "1", "--compare", ""]
+    assert command.main(["graph", *arguments, "--only", "F32"]) == 0
+    out = capsys.readouterr().out
+    (titles,) = (line for line in out.splitlines() if line.startswith("program"))
+    assert titles.split()[1:5] == ["calls", "eager", "graph", "fused"]
+    for row in graphs.table(64, 1):
+        assert (f"\n{row.name} " in out) == (row.dtype is DType.F32)
+    assert "100 -> 100" in out and out.count("(1.00)") >= 5
+
+
+@pytest.mark.parametrize("row", graphs.table(64, 2), ids=lambda row: row.name.replace(" ", "-"))
+def test_programs_agree_with_torch(row: graphs.Row) -> None:
+    found, reasons = peers.available(["torch"])
+    if not found:
+        pytest.skip(reasons[0])
+    result = graphs.measure(row, found, 1, 1e-3)
+    assert result.failures == {} and set(result.timings) == {"eager", "graph", "fused", "torch"}
+    assert result.calls[0] >= result.calls[1] and result.arena <= result.naive
+
+
+def test_results_that_differ_are_not_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, reasons = peers.available(["torch"])
+    if not found:
+        pytest.skip(reasons[0])
+    monkeypatch.setitem(graphs.TOLERANCE, DType.F32, -1.0)
+    assert command.main(["graph", "--only", "adds", "--compare", "torch", "--budget", "0.001"]) == 1
+    out = capsys.readouterr().out
+    assert "100 adds of 8, F32: torch is 0.0e+00 away: not timed." in out
+
+
+def test_a_peer_that_fails_at_a_program_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no compiler\nsecond line")
+
+    monkeypatch.setattr(graphs, "_peer_call", fail)
+    peer = peers.Torch.__new__(peers.Torch)
+    monkeypatch.setattr(peers.Torch, "set_threads", lambda self, n: None)
+    result = graphs.measure(graphs.table()[0], [peer], 1, 1e-3)
+    assert result.failures == {"torch": "RuntimeError: no compiler"}
+    text = graphs.text([result], ["torch"])
+    assert "failed" in text and "torch failed in 100 adds of 8, F32: RuntimeError: no compiler" in text

@@ -19,6 +19,7 @@ ORDER = (
     "_paths",
     "dtypes",
     "device cpu",
+    "_machine _ceilings",
     "_layout _dlpack",
     "tensor",
     "interop._adapter interop._numpy interop._torch interop._exchange interop.threadpoolctl interop",
@@ -26,6 +27,7 @@ ORDER = (
     "_native_op",
     "_program",
     "_fusion _memory",
+    "_graph_text _graph_profile",
     "graph_operator",
     "graph",
     "ops._scalars ops._elementwise ops._products ops._epilogue ops.rearrange ops.gemm_add "
@@ -44,6 +46,7 @@ LATE = {
     "dtypes": {"ml_dtypes"},
     "_dlpack": {"ctypes"},
     "_cffi_build": {"cffi"},
+    "_graph_profile": {"json"},
     "_demo": {"torch", "ml_dtypes", "importlib"},
 }
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from ..cpu import get_num_threads
 from ..dtypes import DType, as_dtype
 from ..errors import DTypeError
-from . import overhead, plot
+from . import graphs, overhead, plot
 from .ceilings import Ceilings
 from .machine import facts, size_text
 from .memory import Memory, sets_of
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m infiniop_py bench",
         description="Times this library against its peers and this machine's measured limits. Takes about "
         "20 minutes for each number of threads, with --quick 20 seconds. Lists take commas. "
-        "'bench overhead' measures what a small call costs.",
+        "'bench overhead' measures what a small call costs, 'bench graph' whole programs.",
     )
     add = parser.add_argument
     add("--op", type=_list_of(_one_of(tuple(OPERANDS), "op")), default=[], help=f"of {', '.join(OPERANDS)}")
@@ -182,6 +182,8 @@ def main(argv: list[str]) -> int:
     """Run the benchmark; returns the exit status."""
     if argv[:1] == ["overhead"]:
         return overhead.main(argv[1:])
+    if argv[:1] == ["graph"]:
+        return graphs.main(argv[1:])
     parser = _parser()
     options = parser.parse_args(argv)
     try:

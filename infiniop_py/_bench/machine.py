@@ -1,25 +1,20 @@
-"""What this machine is: CPU, caches, memory, and the compiler the library was built with."""
+"""What a table of measurements says of the machine, and what other processes do on it meanwhile."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
-from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from time import perf_counter, process_time
 
 import numpy as np
 
 from .._facts import cpu_model, first_match
+from .._machine import caches
 from .._native import library_path, version
 from ..cpu import cpu_isa
 
-_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-DEFAULT_LAST_LEVEL_CACHE = 2**25  # where the system does not tell
-DEFAULT_MEMORY = 2**32
 SLOWED = 0.85  # of the FMA ceiling: below that, CPUs are too slow for a measurement to be worth much
 DISTURBED = 0.05  # share of the CPUs that others may have before a measurement is worth little
 
@@ -30,26 +25,6 @@ def compiler() -> str:
         rb"GCC: \([^)\0]*\) [0-9.]+|(?:[A-Z][A-Za-z]+ )?clang version [0-9.]+", library_path.read_bytes()
     )
     return match[0].decode("ascii") if match else "unknown"
-
-
-def caches() -> Iterator[tuple[int, int]]:
-    """(level, bytes) of the data caches that the first CPU sees."""
-    for index in sorted(_CACHES.glob("index*")):
-        level = first_match(r"^(\d+)$", f"{index}/level")
-        size = re.fullmatch(r"(\d+)([KMG]?)", first_match(r"^(\w+)$", f"{index}/size"))
-        if level and size and first_match(r"^(\w+)$", f"{index}/type") != "Instruction":
-            yield int(level), int(size[1]) * _UNITS[size[2]]
-
-
-def last_level_cache() -> int:
-    """Bytes of the largest cache."""
-    return max((size for _, size in caches()), default=DEFAULT_LAST_LEVEL_CACHE)
-
-
-def available_memory() -> int:
-    """Bytes this process may still allocate without making the system swap."""
-    kilobytes = first_match(r"^MemAvailable:\s*(\d+) kB", "/proc/meminfo")
-    return int(kilobytes) * 1024 if kilobytes else DEFAULT_MEMORY
 
 
 class OtherProcesses:

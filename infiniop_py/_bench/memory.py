@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from .._machine import available_memory, last_level_cache
 from ..dtypes import DType
-from .machine import available_memory, last_level_cache
 from .rows import CACHE_LINE, Case, Operand
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -31,7 +31,7 @@ def sets_of(case: Case, cache: int | None = None, memory: int | None = None) -> 
     return max(1, min(-(-2 * cache // case.footprint), memory // 4 // case.footprint))
 
 
-def _encode(values: Array, dtype: DType) -> Array:
+def encode(values: Array, dtype: DType) -> Array:
     """Values as `dtype`'s bits, in unsigned integers of its size. BF16 by rounding F32, so that no optional
     package is needed.
     """
@@ -72,7 +72,7 @@ class Memory:
         raw = np.empty(nbytes + CACHE_LINE, np.uint8)
         start = -raw.ctypes.data % CACHE_LINE
         buffer = raw[start : start + nbytes].view(_BY_SIZE[self.case.dtype.itemsize])
-        block = _encode(values, self.case.dtype)
+        block = encode(values, self.case.dtype)
         whole = len(buffer) // len(block) * len(block)
         buffer[:whole].reshape(-1, len(block))[:] = block
         buffer[whole:] = block[: len(buffer) - whole]

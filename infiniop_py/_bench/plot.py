@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from .ceilings import COPY, FMA_F32, FMA_F64, READ
+from .._ceilings import COPY, FMA_F32, FMA_F64, READ
 from .report import Report, threads_text
 from .suite import Result
 

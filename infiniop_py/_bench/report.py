@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from .ceilings import COPY, READ, Ceilings
+from .._ceilings import COPY, READ
+from .ceilings import Ceilings
 from .machine import SLOWED, size_text
 from .suite import Result
 

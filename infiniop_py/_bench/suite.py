@@ -8,9 +8,10 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from .._ceilings import Roof
 from ..cpu import num_threads
 from . import ours
-from .ceilings import Ceilings, Roof
+from .ceilings import Ceilings
 from .machine import DISTURBED, SLOWED, OtherProcesses
 from .memory import Memory
 from .peers import Peer
