@@ -204,9 +204,11 @@ class Fusion:
         fused_op = product.op.epilogues.get("add")
         if fused_op is None or product.scalars != (1.0, 1.0) or not _keeps_sums(product):
             return False
+        if _is_empty(product):
+            return False
         i = self._last_touch(0, product, j)
         copy = None if i is None else self._all[i]
-        if i is None or copy is None or not is_planned(copy) or not copy.op.is_copy or not product.flops:
+        if i is None or copy is None or not is_planned(copy) or not copy.op.is_copy:
             return False
         if copy.operand(0) != product.operand(0) or self._is_written(copy.ranges[1:], i, j):
             return False
@@ -262,7 +264,7 @@ class Fusion:
             alpha = product.scalars[0]
             if not self._is_fast and (alpha != 1 or not _keeps_sums(product)):
                 continue
-            if not product.flops:  # beta * c alone, which is not 0 + c where c is -0
+            if _is_empty(product):
                 continue
             operands = [node.operand(0), product.operand(1), product.operand(2)]
             if self._fuse("addend", i, j, product.op, operands, (alpha, 1.0)):
@@ -318,6 +320,11 @@ def _reads_well(node: Node, layout: Layout) -> bool:
     fast in F32, 0.7 to 0.9 times in F16.
     """
     return bool(node.op.is_copy or node.op.epilogues or _has_unit_rows(layout) or layout[0].itemsize >= _WIDE)
+
+
+def _is_empty(product: Node) -> bool:
+    """Does a product sum up nothing? It is beta * c alone then, which is not 0 + c where c is -0."""
+    return not product.layouts[1][1][-1]
 
 
 def _keeps_sums(product: Node) -> bool:

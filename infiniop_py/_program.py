@@ -55,7 +55,7 @@ class Op(Protocol):
     def reads_outputs(cls, scalars: tuple[float, ...]) -> bool: ...
 
     @classmethod
-    def flops(cls, layouts: tuple[Layout, ...]) -> int: ...
+    def flops(cls, layouts: tuple[Layout, ...], scalars: tuple[float, ...]) -> int: ...
 
 
 class Range(NamedTuple):
@@ -146,7 +146,7 @@ class Node:
 
     @property
     def flops(self) -> int:
-        return self.op.flops(self.layouts)
+        return self.op.flops(self.layouts, self.scalars)
 
     @property
     def moved(self) -> tuple[int, ...]:

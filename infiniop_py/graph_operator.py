@@ -166,8 +166,8 @@ class GraphOperator(ABC):
 
     @classmethod
     @abstractmethod
-    def flops(cls, layouts: tuple[Layout, ...]) -> int:
-        """Arithmetic operations of a call."""
+    def flops(cls, layouts: tuple[Layout, ...], scalars: tuple[float, ...]) -> int:
+        """Multiplications and additions of a call, scaling by scalars left out."""
 
     def _plan(
         self,

@@ -53,7 +53,7 @@ class Elementwise(GraphOperator):
         return Problem((c, broadcast_to(a, shape), broadcast_to(b, shape)))
 
     @classmethod
-    def flops(cls, layouts: tuple[Layout, ...]) -> int:
+    def flops(cls, layouts: tuple[Layout, ...], scalars: tuple[float, ...]) -> int:
         return count(layouts[0][1])
 
     @classmethod

@@ -52,7 +52,7 @@ class GemmEpilogue(GraphOperator):
         return as_batches((y, a, b, broadcast_to(d, shape)))
 
     @classmethod
-    def flops(cls, layouts: tuple[Layout, ...]) -> int:
+    def flops(cls, layouts: tuple[Layout, ...], scalars: tuple[float, ...]) -> int:
         y, a, _, _ = layouts
         return product_flops(y[1], a[1]) + count(y[1])
 

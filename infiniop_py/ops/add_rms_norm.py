@@ -44,7 +44,7 @@ class AddRMSNorm(GraphOperator):
     native = native_op("AddRMSNorm", name, operand_names)
 
     @classmethod
-    def flops(cls, layouts: tuple[Layout, ...]) -> int:
+    def flops(cls, layouts: tuple[Layout, ...], scalars: tuple[float, ...]) -> int:
         return 5 * count(layouts[0][1])  # the sum, its square, the sum of squares, two products
 
     def __init__(self, y: Any, residual_out: Any, a: Any, b: Any, weight: Any, epsilon: float = 1e-5) -> None:

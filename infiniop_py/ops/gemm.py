@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from .._layout import RESULT, Layout, Shape, need_one_dtype
+from .._layout import RESULT, Layout, Shape, count, need_one_dtype
 from .._native_op import Problem, native_op
 from ..device import CPU
 from ..dtypes import DType
@@ -65,9 +65,9 @@ class Gemm(GraphOperator):
         return scalars[1] != 0
 
     @classmethod
-    def flops(cls, layouts: tuple[Layout, ...]) -> int:
+    def flops(cls, layouts: tuple[Layout, ...], scalars: tuple[float, ...]) -> int:
         c, a, _ = layouts
-        return product_flops(c[1], a[1])
+        return product_flops(c[1], a[1]) + (count(c[1]) if cls.reads_outputs(scalars) else 0)
 
 
 _again = Gemm.again

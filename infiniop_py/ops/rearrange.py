@@ -39,7 +39,7 @@ class Rearrange(GraphOperator):
         return Problem(layouts)
 
     @classmethod
-    def flops(cls, layouts: tuple[Layout, ...]) -> int:
+    def flops(cls, layouts: tuple[Layout, ...], scalars: tuple[float, ...]) -> int:
         return 0
 
 
