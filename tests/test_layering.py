@@ -27,6 +27,7 @@ ORDER = (
     "_program",
     "_fusion _memory",
     "graph_operator",
+    "_graph_file",
     "graph",
     "ops._scalars ops._elementwise ops._products ops._epilogue ops.rearrange ops.gemm_add "
     "ops.gemm_mul ops.gemm ops.add ops.mul ops.add_rms_norm ops",
