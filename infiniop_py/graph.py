@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 from time import perf_counter_ns
@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 from weakref import ref
 
+from . import _graph_file
 from . import _graph_text as text
 from ._fusion import MODES, Fusion, Rewrite
 from ._graph_profile import Profile, measure, write_trace
@@ -127,6 +128,7 @@ class Graph:
         self._made: list[_Made] = []
         self._names: dict[str, _Named] = {}
         self._sizes: dict[int, int] = {}  # bytes of the virtual buffers
+        self._contents: frozenset[str] = frozenset()  # names of arrays that are saved with what they hold
         self._program = _Program([], [], [], {}, {}, [], [], [])
         self._counted: list[Any] = []  # outputs whose libraries keep count of writes
         self._busy = threading.Lock()
@@ -488,6 +490,77 @@ class Graph:
         if not found:
             raise OperandError(f"Graph.bind: the graph does not use what {name} is to replace")
         return written
+
+    # ---- files -------------------------------------------------------------------------------------------
+
+    def save(self, path: Any, *, contents: Iterable[str] | None = None) -> None:
+        """Write the graph to a file, from which :meth:`load` makes one that computes the same bits.
+
+        Saved are the calls as they were recorded, before they were rewritten, and how their operands share
+        memory. Arrays with a name (:meth:`name`) are saved without what they hold, except those that
+        `contents` names; what the calls read besides is a constant and saved with what it holds now. What
+        they write and nobody has named is called output0, output1, ... in the file. ``contents=None``
+        means nothing, and of a loaded graph what came with its file.
+
+        The file begins with "INFGRAPH", a version, and a header in JSON that says what each buffer, array
+        and call is; the constants follow as they are in memory, little-endian, each with a CRC-32. The
+        docstring of ``infiniop_py._graph_file`` describes every byte. Nothing in it is ever executed.
+
+        The file takes the place of an old one once it is complete and on the disk; if that fails, with
+        OSError, the old one stays. GraphError for a graph that is not on the CPU alone, that has calls of
+        implementations other than the native ones, or that a thread is running.
+        """
+        self._take_hold("Graph.save")
+        try:
+            known = {
+                name: _graph_file.Named(one.device, one.layout, address(one.pointer))
+                for name, one in self._names.items()
+            }
+            wanted = self._contents & known.keys() if contents is None else frozenset(contents)
+            if strange := wanted - known.keys():
+                raise OperandError(
+                    f"Graph.save: contents has {', '.join(map(repr, strange))}: no array has that name"
+                )
+            _graph_file.save(path, self._nodes, self._sizes, known, sorted(wanted))
+        finally:
+            self._busy.release()
+
+    @classmethod
+    def load(cls, path: Any, *, fuse: str = "exact", max_bytes: int = _graph_file.MAX_BYTES) -> Graph:
+        """Read a graph that :meth:`save` wrote, on the CPU.
+
+        :attr:`tensors` has its named arrays and its outputs. Those that were saved without contents hold
+        zeros, to be filled or exchanged (:meth:`bind`).
+
+        >>> import tempfile, os, numpy as np
+        >>> from infiniop_py import gemm
+        >>> x, weights = np.ones((1, 2)), np.array([[1.0, 2.0], [3.0, 4.0]])
+        >>> with Graph() as g:
+        ...     g.name(x=x)
+        ...     y = gemm(x, weights)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     g.save(os.path.join(folder, "product"))
+        ...     loaded = Graph.load(os.path.join(folder, "product"))
+        >>> loaded.bind(x=x); loaded.run(); loaded.tensors["output0"].tolist()
+        [[4.0, 6.0]]
+
+        The file may come from anybody: GraphError says what is wrong with it, before memory is allocated,
+        and nothing in it is executed. Constants take the memory they take in the file; `max_bytes` limits
+        what the graph needs beyond them. How long a run may take is not limited. OSError if the file cannot
+        be read, GraphError in a thread that is recording, or where an operator of the graph has an
+        implementation other than the native one.
+        """
+        self = cls(fuse=fuse)
+        if thread.recording is not None:
+            raise GraphError("Graph.load: not while a graph is being recorded in this thread")
+        loaded = _graph_file.load(path, max_bytes)
+        self._nodes, self._sizes = loaded.nodes, loaded.sizes
+        self._kept = [_Kept(what, owner, None, is_output) for what, owner, is_output in loaded.kept]
+        self._program = self._compiled(self._nodes)
+        self._state = "recorded"
+        self._contents = loaded.contents
+        self._names = {name: _Named(tensor, *tensor._view) for name, tensor in loaded.arrays.items()}
+        return self
 
     # ---- what it is --------------------------------------------------------------------------------------
 

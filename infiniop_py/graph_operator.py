@@ -51,6 +51,10 @@ class _ThreadCache(threading.local):
         self.cpu = self.cache.get_cache(CPU)
 
 
+#: Every operator, by its name in the library.
+OPERATORS: dict[str, type[GraphOperator]] = {}
+
+
 class GraphOperator(ABC):
     """One planned call of an operator: operands, scalars, and the plan to run it any number of times.
 
@@ -113,6 +117,10 @@ class GraphOperator(ABC):
     #: Of operators of three operands: see _shortcut.
     again: ClassVar[Callable[[Any, Any, Any, Any, Any, Any], bool]]
 
+    #: Of `params` and of `scalars`, in their order.
+    param_names: ClassVar[tuple[str, ...]] = ()
+    scalar_names: ClassVar[tuple[str, ...]] = ()
+
     _dispatcher: ClassVar[OpDispatcher]
     _local: ClassVar[_ThreadCache]
 
@@ -133,6 +141,7 @@ class GraphOperator(ABC):
     def __init_subclass__(cls) -> None:
         if "native" not in cls.__dict__:
             return
+        OPERATORS.setdefault(cls.native.name, cls)
         cls._dispatcher = OpDispatcher(cls.name)
         cls._dispatcher.register_all(NATIVE, override_existing=False)
         cls._local = _ThreadCache(cls.name)
@@ -163,6 +172,11 @@ class GraphOperator(ABC):
     def reads_outputs(cls, scalars: tuple[float, ...]) -> bool:
         """Does a call with these scalars read what its outputs held before?"""
         return False
+
+    @classmethod
+    def most_runs(cls, layouts: tuple[Layout, ...]) -> int:
+        """Native calls of a call at most, as far as can be said before :meth:`check`."""
+        return 1
 
     @classmethod
     @abstractmethod

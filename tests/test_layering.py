@@ -29,6 +29,7 @@ ORDER = (
     "_fusion _memory",
     "_graph_text _graph_profile",
     "graph_operator",
+    "_graph_file",
     "graph",
     "ops._scalars ops._elementwise ops._products ops._epilogue ops.rearrange ops.gemm_add "
     "ops.gemm_mul ops.gemm ops.add ops.mul ops.add_rms_norm ops",

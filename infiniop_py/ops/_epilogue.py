@@ -10,7 +10,7 @@ from .._native_op import Problem
 from ..errors import ShapeError
 from ..graph_operator import GraphOperator
 from ..interop import allocate, common_device, need_writable, views
-from ._products import as_batches, product_flops, product_shape
+from ._products import as_batches, most_batches, product_flops, product_shape
 from ._scalars import as_float
 
 _INPUTS = ("a", "b", "d")
@@ -25,6 +25,7 @@ class GemmEpilogue(GraphOperator):
 
     operand_names = ("y", "a", "b", "d")
     n_outputs = 1
+    scalar_names = ("alpha",)
 
     def __init__(self, y: Any, a: Any, b: Any, d: Any, alpha: float = 1.0) -> None:
         self._take((y, a, b, d), scalars=(as_float(self.name, "alpha", alpha),))
@@ -50,6 +51,10 @@ class GemmEpilogue(GraphOperator):
             )
         _need_broadcast(cls.name, d[1], shape)
         return as_batches((y, a, b, broadcast_to(d, shape)))
+
+    @classmethod
+    def most_runs(cls, layouts: tuple[Layout, ...]) -> int:
+        return most_batches(layouts[0][1])
 
     @classmethod
     def flops(cls, layouts: tuple[Layout, ...], scalars: tuple[float, ...]) -> int:

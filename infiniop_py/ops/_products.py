@@ -41,6 +41,12 @@ def product_flops(result: Shape, a: Shape) -> int:
     return 2 * count(result) * a[-1]
 
 
+def most_batches(result: Shape) -> int:
+    """Runs that :func:`as_batches` may ask for at most."""
+    lead = result[:-2]
+    return count(lead) // max(lead) if count(lead) and lead else 1
+
+
 def as_batches(layouts: tuple[Layout, ...]) -> Problem:
     """Reduce any number of batch dimensions to the one that C knows, and a list of runs for those that
     remain.

@@ -42,6 +42,7 @@ class AddRMSNorm(GraphOperator):
     operand_names = ("y", "residual_out", "a", "b", "weight")
     n_outputs = 2
     native = native_op("AddRMSNorm", name, operand_names)
+    param_names = ("epsilon",)
 
     @classmethod
     def flops(cls, layouts: tuple[Layout, ...], scalars: tuple[float, ...]) -> int:

@@ -13,7 +13,7 @@ from ..errors import ParamError, ShapeError
 from ..graph_operator import GraphOperator, planned, submit_together
 from ..interop import allocate, common_device, count_writes, need_writable, views, views3, write_counts
 from ..tensor import Tensor
-from ._products import as_batches, product_flops, product_shape
+from ._products import as_batches, most_batches, product_flops, product_shape
 from ._scalars import as_float
 from .gemm_add import GemmAdd
 from .gemm_mul import GemmMul
@@ -31,6 +31,7 @@ class Gemm(GraphOperator):
     operand_names = ("c", "a", "b")
     n_outputs = 1
     native = native_op("Gemm", name, operand_names)
+    scalar_names = ("alpha", "beta")
     epilogues: ClassVar = {"add": GemmAdd, "mul": GemmMul}
     keeps_sums = frozenset((DType.F32, DType.F64))
 
@@ -63,6 +64,10 @@ class Gemm(GraphOperator):
     @classmethod
     def reads_outputs(cls, scalars: tuple[float, ...]) -> bool:
         return scalars[1] != 0
+
+    @classmethod
+    def most_runs(cls, layouts: tuple[Layout, ...]) -> int:
+        return most_batches(layouts[0][1])
 
     @classmethod
     def flops(cls, layouts: tuple[Layout, ...], scalars: tuple[float, ...]) -> int:
