@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import gc
 import random
+import resource
 import threading
 import weakref
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -222,6 +224,31 @@ def test_the_report_is_a_table() -> None:
     assert f"{report.arena:,} bytes" in text and "t0" in text and "t1" in text
     assert report.blocks == tuple(sorted(report.blocks, key=lambda block: (block.offset, block.first)))
     assert report.arena == _memory.arena_size(report.blocks) and y.shape == (64, 64)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "tensor"])
+def test_memory_is_only_promised_until_the_recording_ends(kind: str) -> None:
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        pytest.skip("this system does not tell how much memory a process has touched")
+
+    def touched() -> int:
+        return int(statm.read_text().split()[1]) * resource.getpagesize()
+
+    x: Any = ones(1024, 1024) if kind == "numpy" else ip.ones((1024, 1024))
+    _ = ip.add(x, x)
+    before = touched()
+    with ip.Graph() as g:
+        y = x
+        for _ in range(64):
+            y = ip.add(y, x)
+        while_recording = touched()
+    report = g.memory_report()
+    assert report.naive == 63 * 4 << 20 and report.arena == 8 << 20
+    assert while_recording - before < report.naive / 8
+    g.run()
+    assert touched() - before < report.naive / 8
+    assert np.asarray(y)[0, 0] == 65
 
 
 class _Heap(ctypes.Structure):
