@@ -66,7 +66,6 @@ from .errors import (
 from .graph import (
     Graph,
     MemoryReport,
-    Profile,
     is_graph_recording,
     start_graph_recording,
     stop_graph_recording,
@@ -127,7 +126,6 @@ __all__ = [
     "OperandError",
     "OutOfMemoryError",
     "ParamError",
-    "Profile",
     "Rearrange",
     "ShapeError",
     "Status",

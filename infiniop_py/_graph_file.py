@@ -78,8 +78,6 @@ VERSION = 1
 ALIGNMENT = 64  # of buffers in memory and in the file
 PREAMBLE = struct.Struct("<8sIIQ")
 MOST_HEADER = 1 << 24
-#: What a graph may need beyond what its file holds, unless the caller says otherwise.
-MAX_BYTES = 1 << 32
 #: Native calls of all nodes: a few bytes of header may ask for more than any memory holds.
 MOST_RUNS = 1 << 16
 

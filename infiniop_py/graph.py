@@ -18,13 +18,10 @@ from os import PathLike
 from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
-from . import _graph_file
-from . import _graph_text as text
 from ._fusion import MODES, Fusion, Rewrite
-from ._graph_profile import Profile, measure, write_trace
 from ._layout import Layout
 from ._log import logger
 from ._memory import Block, MemoryReport, arena_size, lifetimes, place
@@ -39,10 +36,13 @@ from .graph_operator import GraphOperator, need_alike
 from .interop import count_writes, need_writable, views, write_counts
 from .tensor import Tensor, allocate
 
+if TYPE_CHECKING:
+    from . import _graph_text
+    from ._graph_profile import Profile
+
 __all__ = [
     "Graph",
     "MemoryReport",
-    "Profile",
     "is_graph_recording",
     "start_graph_recording",
     "stop_graph_recording",
@@ -361,6 +361,8 @@ class Graph:
         >>> [row.op for row in profile.rows], [row.bytes for row in profile.rows]
         (['add', 'mul'], [12000, 12000])
         """
+        from ._graph_profile import Profile, measure, write_trace
+
         if not isinstance(n, int) or isinstance(n, bool):
             raise OperandError(f"Graph.profile: n is {n!r}, needs an int")
         if n < 1:
@@ -510,6 +512,8 @@ class Graph:
         OSError, the old one stays. GraphError for a graph that is not on the CPU alone, that has calls of
         implementations other than the native ones, or that a thread is running.
         """
+        from . import _graph_file
+
         self._take_hold("Graph.save")
         try:
             known = {
@@ -526,7 +530,7 @@ class Graph:
             self._busy.release()
 
     @classmethod
-    def load(cls, path: Any, *, fuse: str = "exact", max_bytes: int = _graph_file.MAX_BYTES) -> Graph:
+    def load(cls, path: Any, *, fuse: str = "exact", max_bytes: int = 1 << 32) -> Graph:
         """Read a graph that :meth:`save` wrote, on the CPU.
 
         :attr:`tensors` has its named arrays and its outputs. Those that were saved without contents hold
@@ -550,6 +554,8 @@ class Graph:
         be read, GraphError in a thread that is recording, or where an operator of the graph has an
         implementation other than the native one.
         """
+        from . import _graph_file
+
         self = cls(fuse=fuse)
         if thread.recording is not None:
             raise GraphError("Graph.load: not while a graph is being recorded in this thread")
@@ -614,10 +620,12 @@ class Graph:
         <BLANKLINE>
         CPU:0: arena of 0 bytes for 48, 0 %; 0 are alive at once
         """
+        from . import _graph_text
+
         self._need_recorded("Graph.explain")
         program = self._program
         devices = dict.fromkeys(node.device for node in self._nodes)
-        return text.explain(
+        return _graph_text.explain(
             self._fuse,
             self._shown(fused=False),
             self._shown(fused=True),
@@ -630,31 +638,39 @@ class Graph:
         """The graph in the language of Graphviz, after fusion or as recorded: calls as boxes, the values they
         read and write as ellipses. Memory that is written again holds another value then.
         """
+        from . import _graph_text
+
         self._need_recorded("Graph.to_dot")
-        return text.dot(text.picture(self._shown(fused), self._shown_names()))
+        return _graph_text.dot(_graph_text.picture(self._shown(fused), self._shown_names()))
 
     def to_svg(self, path: str | PathLike[str] | None = None, *, fused: bool = True) -> str:
         """The picture that :meth:`to_dot` describes, as SVG; also written to `path` if that is given."""
+        from . import _graph_text
+
         self._need_recorded("Graph.to_svg")
-        drawn = text.svg(text.picture(self._shown(fused), self._shown_names()))
+        drawn = _graph_text.svg(_graph_text.picture(self._shown(fused), self._shown_names()))
         if path is not None:
             Path(path).write_text(drawn, encoding="utf-8")
         return drawn
 
-    def _shown(self, fused: bool) -> text.Program:
+    def _shown(self, fused: bool) -> _graph_text.Program:
+        from . import _graph_text
+
         program = self._program
         return (
-            text.Program(program.nodes, program.numbers)
+            _graph_text.Program(program.nodes, program.numbers)
             if fused
-            else text.Program(self._nodes, range(len(self._nodes)))
+            else _graph_text.Program(self._nodes, range(len(self._nodes)))
         )
 
-    def _shown_names(self) -> text.Names:
+    def _shown_names(self) -> _graph_text.Names:
+        from . import _graph_text
+
         given = {
             name: range_of(one.device, one.layout, address(one.pointer)) for name, one in self._names.items()
         }
         nodes = [*self._nodes, *self._program.nodes]
-        return text.Names(nodes, [kept.range for kept in self._kept], given)
+        return _graph_text.Names(nodes, [kept.range for kept in self._kept], given)
 
     def __len__(self) -> int:
         """Number of recorded calls."""

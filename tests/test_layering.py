@@ -48,6 +48,7 @@ LATE = {
     "_dlpack": {"ctypes"},
     "_cffi_build": {"cffi"},
     "_graph_profile": {"json"},
+    "graph": {"."},  # what draws, profiles and files graphs takes longer to import than all the rest
     "_demo": {"torch", "ml_dtypes", "importlib"},
 }
 
