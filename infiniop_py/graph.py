@@ -11,20 +11,19 @@ what nobody else has then exists in the graph alone, and is given a place in its
 from __future__ import annotations
 
 import logging
-import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
 from . import _graph_file
 from . import _graph_text as text
 from ._fusion import MODES, Fusion, Rewrite
-from ._graph_profile import Profile, measure, write_trace
+from ._graph_profile import Profile, Runs, measure, write_trace
 from ._layout import Layout
 from ._log import logger
 from ._memory import Block, MemoryReport, arena_size, lifetimes, place
@@ -47,6 +46,8 @@ __all__ = [
     "start_graph_recording",
     "stop_graph_recording",
 ]
+
+T = TypeVar("T")
 
 
 class _Made(NamedTuple):
@@ -131,7 +132,7 @@ class Graph:
         self._contents: frozenset[str] = frozenset()  # names of arrays that are saved with what they hold
         self._program = _Program([], [], [], {}, {}, [], [], [])
         self._counted: list[Any] = []  # outputs whose libraries keep count of writes
-        self._busy = threading.Lock()
+        self._users: dict[str, object] = {}  # who uses the graph; one at most
 
     # ---- recording ---------------------------------------------------------------------------------------
 
@@ -310,21 +311,34 @@ class Graph:
         if self._state != "recorded":
             raise GraphError(f"{what}: the graph is {self._state}, needs to be recorded")
 
-    def _take_hold(self, what: str) -> None:
-        """Become the one that uses the graph; ``self._busy.release()`` ends it."""
-        self._need_recorded(what)
-        if thread.recording is not None:
-            raise GraphError(f"{what}: not while a graph is being recorded in this thread")
-        if not self._busy.acquire(blocking=False):
-            raise GraphError(
-                f"{what}: another thread is running this graph; its outputs and workspace exist once"
-            )
+    def _alone(self, what: str, work: Callable[[], T]) -> T:
+        """Do what one thread at a time may do with the graph."""
+        me = object()
+        try:
+            self._need_recorded(what)
+            if thread.recording is not None:
+                raise GraphError(f"{what}: not while a graph is being recorded in this thread")
+            if self._users.setdefault("by", me) is not me:
+                raise GraphError(
+                    f"{what}: another thread is running this graph; its outputs and workspace exist once"
+                )
+            return work()
+        finally:
+            # Whatever came before: a signal's handler may raise between taking the place and knowing of it.
+            # Nothing is called here, since handlers run after calls.
+            try:
+                if self._users["by"] is me:
+                    del self._users["by"]
+            except KeyError:
+                pass
 
     def run(self) -> None:
         """Run the recorded operators in order. GraphError while recording, or if there is no complete
         recording.
         """
-        self._take_hold("Graph.run")
+        self._alone("Graph.run", self._run)
+
+    def _run(self) -> None:
         try:
             if logger.isEnabledFor(logging.DEBUG):
                 self._run_logged()
@@ -334,7 +348,6 @@ class Graph:
         finally:
             if self._counted:
                 count_writes(self._counted)
-            self._busy.release()
 
     def _run_logged(self) -> None:
         program = self._program
@@ -367,18 +380,18 @@ class Graph:
             raise ParamError(f"Graph.profile: n is {shown(n)}, needs at least 1")
         if trace is not None:
             open(trace, "a").close()  # what cannot be written is refused before anything runs
-        self._take_hold("Graph.profile")
+        program, runs = self._alone("Graph.profile", lambda: self._measured(n))
+        if trace is not None:
+            write_trace(trace, program.calls, program.numbers, runs)
+        return Profile.of(program.calls, program.numbers, len(program.steps), runs)
+
+    def _measured(self, n: int) -> tuple[_Program, Runs]:
+        program = self._program
         try:
-            program = self._program
-            calls, numbers, steps = program.calls, program.numbers, program.steps
-            runs = measure(program.nodes, calls, program.workspaces, steps, n)
+            return program, measure(program.nodes, program.calls, program.workspaces, program.steps, n)
         finally:
             if self._counted:
                 count_writes(self._counted)
-            self._busy.release()
-        if trace is not None:
-            write_trace(trace, calls, numbers, runs)
-        return Profile.of(calls, numbers, len(steps), runs)
 
     # ---- other memory ------------------------------------------------------------------------------------
 
@@ -418,11 +431,7 @@ class Graph:
         >>> g.bind(x, z); g.run(); y
         array([10., 10.])
         """
-        self._take_hold("Graph.bind")
-        try:
-            self._bind(old, new, named)
-        finally:
-            self._busy.release()
+        self._alone("Graph.bind", lambda: self._bind(old, new, named))
 
     def _bind(self, old: Any, new: Any, named: dict[str, Any]) -> None:
         pairs: list[tuple[str, _Named, Any]] = []
@@ -510,20 +519,19 @@ class Graph:
         OSError, the old one stays. GraphError for a graph that is not on the CPU alone, that has calls of
         implementations other than the native ones, or that a thread is running.
         """
-        self._take_hold("Graph.save")
-        try:
-            known = {
-                name: _graph_file.Named(one.device, one.layout, address(one.pointer))
-                for name, one in self._names.items()
-            }
-            wanted = self._contents & known.keys() if contents is None else frozenset(contents)
-            if strange := wanted - known.keys():
-                raise OperandError(
-                    f"Graph.save: contents has {', '.join(map(repr, strange))}: no array has that name"
-                )
-            _graph_file.save(path, self._nodes, self._sizes, known, sorted(wanted))
-        finally:
-            self._busy.release()
+        self._alone("Graph.save", lambda: self._save(path, contents))
+
+    def _save(self, path: Any, contents: Iterable[str] | None) -> None:
+        known = {
+            name: _graph_file.Named(one.device, one.layout, address(one.pointer))
+            for name, one in self._names.items()
+        }
+        wanted = self._contents & known.keys() if contents is None else frozenset(contents)
+        if strange := wanted - known.keys():
+            raise OperandError(
+                f"Graph.save: contents has {', '.join(map(repr, strange))}: no array has that name"
+            )
+        _graph_file.save(path, self._nodes, self._sizes, known, sorted(wanted))
 
     @classmethod
     def load(cls, path: Any, *, fuse: str = "exact", max_bytes: int = _graph_file.MAX_BYTES) -> Graph:
