@@ -233,7 +233,7 @@ class Graph:
         }
         for k, one in enumerate(made):
             owner = owners.get(k, one.owner())
-            if owner is not None:
+            if owner is not None and (k in first_use or k in needed):
                 whole = Range(one.device, one.address, one.address + one.nbytes)
                 self._kept.append(_Kept(whole, owner, None, k in first_use))
         self._sizes = {n: made[k].nbytes for k, n in alone.items()}

@@ -187,6 +187,19 @@ def test_memory_of_results_goes_at_the_end_of_the_recording() -> None:
     assert alive() is None
 
 
+def test_a_graph_keeps_only_what_it_uses() -> None:
+    x = ones(4)
+    with ip.Graph() as g:
+        y = ip.add(x, x)
+        other, unused = ip.zeros(1 << 16), ip.rearrange(x)
+    seen = weakref.ref(other._storage)
+    del other
+    gc.collect()
+    assert seen() is None
+    g.run()
+    assert y.tolist() == [2] * 4 and unused.tolist() == [1] * 4
+
+
 def test_dead_results_are_not_computed() -> None:
     x, out = ones(4), np.zeros(4, "f4")
     with ip.Graph() as g:
