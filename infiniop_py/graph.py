@@ -35,8 +35,8 @@ from .device import CPU, Device, refuse_pickle, thread
 from .dtypes import DType
 from .errors import GraphError, OperandError, ParamError, shown
 from .graph_operator import GraphOperator, need_alike
-from .interop import count_writes, need_writable, views, write_counts
-from .tensor import Tensor, allocate
+from .interop import as_tensor, count_writes, need_writable, views, write_counts
+from .tensor import Tensor, allocate, borrowed
 
 __all__ = [
     "Graph",
@@ -421,7 +421,8 @@ class Graph:
 
         The new array has the device, dtype, shape and strides of the old one: else DeviceError, DTypeError,
         ShapeError or StrideError. What the graph reads or writes of the old one, views included, must lie
-        inside it. OperandError if the graph does not use it, GraphError while the graph runs.
+        inside it; what has a name and lies inside becomes a Tensor in the new one. OperandError if the graph
+        does not use it, GraphError while the graph runs.
 
         >>> import numpy as np
         >>> from infiniop_py import add
@@ -458,8 +459,14 @@ class Graph:
             now = Range(device, held.low + delta, held.high + delta)
             added.append(_Kept(now, operand, pointer, is_output))
             for known, one in self._names.items():
+                what = range_of(one.device, one.layout, address(one.pointer))
                 if one[1:3] == was[1:3] and address(one.pointer) == address(was.pointer):
                     names[known] = _Named(operand, device, layout, pointer)
+                elif names[known] is one and what.low < what.high and held.holds(what):
+                    whole = as_tensor("Graph.bind", name, operand)
+                    at = as_pointer(address(one.pointer) + delta)
+                    inside = borrowed(device, one.layout, at, whole, whole.writable)
+                    names[known] = _Named(inside, *inside._view)
 
         def moved(node: Node) -> Node:
             return node.at(

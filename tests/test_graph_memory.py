@@ -7,6 +7,7 @@ import gc
 import random
 import threading
 import weakref
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -345,6 +346,22 @@ def test_bind_moves_views_and_outputs() -> None:
     del x, new, out
     gc.collect()
     g.run()
+
+
+def test_bind_moves_names_inside_too(tmp_path: Path) -> None:
+    x, new = ones(4), np.arange(4, dtype="f4")
+    with ip.Graph() as g:
+        y = ip.add(x, x)
+    g.name(x=x, tail=x[2:], sum=y)
+    g.bind(x=new)
+    with pytest.raises(ip.OperandError, match="both sides of an end"):
+        g.bind(tail=ones(2))
+    assert np.shares_memory(g.tensors["tail"], new) and g.tensors["sum"] is y
+    np.testing.assert_array_equal(g.tensors["tail"], new[2:])
+    g.save(tmp_path / "g")
+    loaded = ip.Graph.load(tmp_path / "g").tensors
+    loaded["x"].numpy()[:] = 7
+    assert loaded["tail"].tolist() == [7, 7]
 
 
 def test_bind_swaps_two_arrays() -> None:
