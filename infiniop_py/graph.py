@@ -486,6 +486,8 @@ class Graph:
 
     def _need_inside(self, name: str, held: Range) -> bool:
         """Refuse memory that the graph does not use, or uses with more around it; is it written?"""
+        if held.low == held.high:
+            return False
         found = written = False
         for node in self._nodes:
             for i, what in enumerate(node.ranges):

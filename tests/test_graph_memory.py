@@ -364,6 +364,19 @@ def test_bind_moves_names_inside_too(tmp_path: Path) -> None:
     assert loaded["tail"].tolist() == [7, 7]
 
 
+def test_bind_of_arrays_without_elements() -> None:
+    x, z = ones(0, 3), ones(3)
+    with ip.Graph() as g:
+        g.name(x=x, z=z)
+        y, w = ip.add(x, z), ip.add(z, z)
+    with pytest.raises(ip.ShapeError):
+        g.bind(x=ones(1, 3))
+    new = ones(0, 3)
+    g.bind(x=new, z=2 * z)
+    g.run()
+    assert g.tensors["x"] is new and y.shape == (0, 3) and w.tolist() == [4] * 3
+
+
 def test_bind_swaps_two_arrays() -> None:
     x, y, out = ones(4), 3 * ones(4), np.zeros(4, "f4")
     with ip.Graph() as g:
