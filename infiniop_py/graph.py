@@ -35,7 +35,7 @@ from .device import CPU, Device, refuse_pickle, thread
 from .dtypes import DType
 from .errors import GraphError, OperandError, ParamError, shown
 from .graph_operator import GraphOperator, need_alike
-from .interop import as_tensor, count_writes, need_writable, views, write_counts
+from .interop import as_tensor, count_writes, keeping, need_writable, views, write_counts
 from .tensor import Tensor, allocate, borrowed
 
 __all__ = [
@@ -115,8 +115,9 @@ class Graph:
 
     A graph holds the addresses of its operands. An array keeps its own for life, except that
     ``numpy.ndarray.resize(..., refcheck=False)`` gives it other memory unseen: do not use that on an array
-    which a graph, or a view of which a graph, was recorded with (with its reference check NumPy refuses).
-    :meth:`bind` gives a graph other arrays.
+    which a graph, or a view of which a graph, was recorded with (with its reference check NumPy refuses), nor
+    ``torch.Tensor.resize_`` to more bytes. A torch tensor that gets other memory in another way (``x.data =
+    y``, ``Module.to``) leaves the graph what it had. :meth:`bind` gives a graph other arrays.
     """
 
     def __init__(self, *, fuse: str = "exact") -> None:
@@ -192,7 +193,7 @@ class Graph:
             foreign,
         )
         self._kept += [
-            _Kept(range_, operand, pointer, i < call.n_outputs)
+            _Kept(range_, operand, keeping(operand, pointer), i < call.n_outputs)
             for i, (range_, operand, pointer) in enumerate(zip(node.ranges, call.operands, call.pointers))
         ]
         self._nodes.append(node)
@@ -408,7 +409,7 @@ class Graph:
             raise GraphError(f"Graph.name: the graph is {self._state}, needs to be recording or recorded")
         for name, operand in operands.items():
             ((device, layout, pointer),) = views("Graph.name", (name,), (operand,))
-            self._names[name] = _Named(operand, device, layout, pointer)
+            self._names[name] = _Named(operand, device, layout, keeping(operand, pointer))
 
     @property
     def tensors(self) -> dict[str, Any]:
@@ -449,6 +450,7 @@ class Graph:
         names = dict(self._names)
         for name, was, operand in pairs:
             ((device, layout, pointer),) = views("Graph.bind", (name,), (operand,))
+            pointer = keeping(operand, pointer)
             need_alike("Graph.bind", name, (device, layout), (was.device, was.layout), "the old one")
             held = range_of(was.device, was.layout, address(was.pointer))
             is_output = self._need_inside(name, held)

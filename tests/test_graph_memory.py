@@ -188,6 +188,33 @@ def test_memory_of_results_goes_at_the_end_of_the_recording() -> None:
     assert alive() is None
 
 
+@pytest.mark.parametrize("user", ["graph", "bound", "plan"])
+def test_a_torch_tensor_that_gets_other_memory_leaves_what_was_taken(user: str) -> None:
+    torch = pytest.importorskip("torch")
+    reductions = pytest.importorskip("torch.multiprocessing.reductions")
+    x, out = torch.ones(1000), torch.zeros(1000)
+    seen = reductions.StorageWeakRef(x.untyped_storage())
+    use: Any
+    if user == "plan":
+        use = ip.add.plan(out, x, x)
+    else:
+        y = x if user == "graph" else torch.zeros(1000)
+        with ip.Graph() as g:
+            ip.add_(out, y, y)
+        if y is not x:
+            g.bind(y, x)
+        use = g
+        del y
+        del g
+    x.data = torch.zeros(3)
+    assert not seen.expired()
+    use.run()
+    assert out[0] == out[-1] == 2
+    del use
+    gc.collect()
+    assert seen.expired()
+
+
 def test_a_graph_keeps_only_what_it_uses() -> None:
     x = ones(4)
     with ip.Graph() as g:
