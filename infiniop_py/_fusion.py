@@ -32,6 +32,7 @@ MOST_READERS = 4
 MODES = ("exact", "fast", "none")
 
 _WIDE = 4  # bytes
+_ZERO = 2.0**-150  # the largest number that is 0 when it is rounded to F32
 
 
 class Rewrite(NamedTuple):
@@ -324,7 +325,7 @@ def _reads_well(node: Node, layout: Layout) -> bool:
 
 def _is_empty(product: Node) -> bool:
     """Does a product sum up nothing? It is beta * c alone then, which is not 0 + c where c is -0."""
-    return not product.layouts[1][1][-1]
+    return not product.layouts[1][1][-1] or abs(product.scalars[0]) <= _ZERO
 
 
 def _keeps_sums(product: Node) -> bool:

@@ -11,14 +11,13 @@ what nobody else has then exists in the graph alone, and is given a place in its
 from __future__ import annotations
 
 import logging
-import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import ref
 
 from ._fusion import MODES, Fusion, Rewrite
@@ -33,12 +32,12 @@ from .device import CPU, Device, refuse_pickle, thread
 from .dtypes import DType
 from .errors import GraphError, OperandError, ParamError, shown
 from .graph_operator import GraphOperator, need_alike
-from .interop import count_writes, need_writable, views, write_counts
-from .tensor import Tensor, allocate
+from .interop import as_tensor, count_writes, keeping, need_writable, views, write_counts
+from .tensor import Tensor, allocate, borrowed
 
 if TYPE_CHECKING:
     from . import _graph_text
-    from ._graph_profile import Profile
+    from ._graph_profile import Profile, Runs
 
 __all__ = [
     "Graph",
@@ -47,6 +46,8 @@ __all__ = [
     "start_graph_recording",
     "stop_graph_recording",
 ]
+
+T = TypeVar("T")
 
 
 class _Made(NamedTuple):
@@ -114,8 +115,9 @@ class Graph:
 
     A graph holds the addresses of its operands. An array keeps its own for life, except that
     ``numpy.ndarray.resize(..., refcheck=False)`` gives it other memory unseen: do not use that on an array
-    which a graph, or a view of which a graph, was recorded with (with its reference check NumPy refuses).
-    :meth:`bind` gives a graph other arrays.
+    which a graph, or a view of which a graph, was recorded with (with its reference check NumPy refuses), nor
+    ``torch.Tensor.resize_`` to more bytes. A torch tensor that gets other memory in another way (``x.data =
+    y``, ``Module.to``) leaves the graph what it had. :meth:`bind` gives a graph other arrays.
     """
 
     def __init__(self, *, fuse: str = "exact") -> None:
@@ -131,7 +133,7 @@ class Graph:
         self._contents: frozenset[str] = frozenset()  # names of arrays that are saved with what they hold
         self._program = _Program([], [], [], {}, {}, [], [], [])
         self._counted: list[Any] = []  # outputs whose libraries keep count of writes
-        self._busy = threading.Lock()
+        self._users: dict[str, object] = {}  # who uses the graph; one at most
 
     # ---- recording ---------------------------------------------------------------------------------------
 
@@ -191,7 +193,7 @@ class Graph:
             foreign,
         )
         self._kept += [
-            _Kept(range_, operand, pointer, i < call.n_outputs)
+            _Kept(range_, operand, keeping(operand, pointer), i < call.n_outputs)
             for i, (range_, operand, pointer) in enumerate(zip(node.ranges, call.operands, call.pointers))
         ]
         self._nodes.append(node)
@@ -232,7 +234,7 @@ class Graph:
         }
         for k, one in enumerate(made):
             owner = owners.get(k, one.owner())
-            if owner is not None:
+            if owner is not None and (k in first_use or k in needed):
                 whole = Range(one.device, one.address, one.address + one.nbytes)
                 self._kept.append(_Kept(whole, owner, None, k in first_use))
         self._sizes = {n: made[k].nbytes for k, n in alone.items()}
@@ -310,21 +312,34 @@ class Graph:
         if self._state != "recorded":
             raise GraphError(f"{what}: the graph is {self._state}, needs to be recorded")
 
-    def _take_hold(self, what: str) -> None:
-        """Become the one that uses the graph; ``self._busy.release()`` ends it."""
-        self._need_recorded(what)
-        if thread.recording is not None:
-            raise GraphError(f"{what}: not while a graph is being recorded in this thread")
-        if not self._busy.acquire(blocking=False):
-            raise GraphError(
-                f"{what}: another thread is running this graph; its outputs and workspace exist once"
-            )
+    def _alone(self, what: str, work: Callable[[], T]) -> T:
+        """Do what one thread at a time may do with the graph."""
+        me = object()
+        try:
+            self._need_recorded(what)
+            if thread.recording is not None:
+                raise GraphError(f"{what}: not while a graph is being recorded in this thread")
+            if self._users.setdefault("by", me) is not me:
+                raise GraphError(
+                    f"{what}: another thread is running this graph; its outputs and workspace exist once"
+                )
+            return work()
+        finally:
+            # Whatever came before: a signal's handler may raise between taking the place and knowing of it.
+            # Nothing is called here, since handlers run after calls.
+            try:
+                if self._users["by"] is me:
+                    del self._users["by"]
+            except KeyError:
+                pass
 
     def run(self) -> None:
         """Run the recorded operators in order. GraphError while recording, or if there is no complete
         recording.
         """
-        self._take_hold("Graph.run")
+        self._alone("Graph.run", self._run)
+
+    def _run(self) -> None:
         try:
             if logger.isEnabledFor(logging.DEBUG):
                 self._run_logged()
@@ -334,7 +349,6 @@ class Graph:
         finally:
             if self._counted:
                 count_writes(self._counted)
-            self._busy.release()
 
     def _run_logged(self) -> None:
         program = self._program
@@ -361,7 +375,7 @@ class Graph:
         >>> [row.op for row in profile.rows], [row.bytes for row in profile.rows]
         (['add', 'mul'], [12000, 12000])
         """
-        from ._graph_profile import Profile, measure, write_trace
+        from ._graph_profile import Profile, write_trace
 
         if not isinstance(n, int) or isinstance(n, bool):
             raise OperandError(f"Graph.profile: n is {n!r}, needs an int")
@@ -369,18 +383,20 @@ class Graph:
             raise ParamError(f"Graph.profile: n is {shown(n)}, needs at least 1")
         if trace is not None:
             open(trace, "a").close()  # what cannot be written is refused before anything runs
-        self._take_hold("Graph.profile")
+        program, runs = self._alone("Graph.profile", lambda: self._measured(n))
+        if trace is not None:
+            write_trace(trace, program.calls, program.numbers, runs)
+        return Profile.of(program.calls, program.numbers, len(program.steps), runs)
+
+    def _measured(self, n: int) -> tuple[_Program, Runs]:
+        from ._graph_profile import measure
+
+        program = self._program
         try:
-            program = self._program
-            calls, numbers, steps = program.calls, program.numbers, program.steps
-            runs = measure(program.nodes, calls, program.workspaces, steps, n)
+            return program, measure(program.nodes, program.calls, program.workspaces, program.steps, n)
         finally:
             if self._counted:
                 count_writes(self._counted)
-            self._busy.release()
-        if trace is not None:
-            write_trace(trace, calls, numbers, runs)
-        return Profile.of(calls, numbers, len(steps), runs)
 
     # ---- other memory ------------------------------------------------------------------------------------
 
@@ -397,7 +413,7 @@ class Graph:
             raise GraphError(f"Graph.name: the graph is {self._state}, needs to be recording or recorded")
         for name, operand in operands.items():
             ((device, layout, pointer),) = views("Graph.name", (name,), (operand,))
-            self._names[name] = _Named(operand, device, layout, pointer)
+            self._names[name] = _Named(operand, device, layout, keeping(operand, pointer))
 
     @property
     def tensors(self) -> dict[str, Any]:
@@ -410,7 +426,8 @@ class Graph:
 
         The new array has the device, dtype, shape and strides of the old one: else DeviceError, DTypeError,
         ShapeError or StrideError. What the graph reads or writes of the old one, views included, must lie
-        inside it. OperandError if the graph does not use it, GraphError while the graph runs.
+        inside it; what has a name and lies inside becomes a Tensor in the new one. OperandError if the graph
+        does not use it, GraphError while the graph runs.
 
         >>> import numpy as np
         >>> from infiniop_py import add
@@ -420,11 +437,7 @@ class Graph:
         >>> g.bind(x, z); g.run(); y
         array([10., 10.])
         """
-        self._take_hold("Graph.bind")
-        try:
-            self._bind(old, new, named)
-        finally:
-            self._busy.release()
+        self._alone("Graph.bind", lambda: self._bind(old, new, named))
 
     def _bind(self, old: Any, new: Any, named: dict[str, Any]) -> None:
         pairs: list[tuple[str, _Named, Any]] = []
@@ -441,6 +454,7 @@ class Graph:
         names = dict(self._names)
         for name, was, operand in pairs:
             ((device, layout, pointer),) = views("Graph.bind", (name,), (operand,))
+            pointer = keeping(operand, pointer)
             need_alike("Graph.bind", name, (device, layout), (was.device, was.layout), "the old one")
             held = range_of(was.device, was.layout, address(was.pointer))
             is_output = self._need_inside(name, held)
@@ -451,8 +465,14 @@ class Graph:
             now = Range(device, held.low + delta, held.high + delta)
             added.append(_Kept(now, operand, pointer, is_output))
             for known, one in self._names.items():
+                what = range_of(one.device, one.layout, address(one.pointer))
                 if one[1:3] == was[1:3] and address(one.pointer) == address(was.pointer):
                     names[known] = _Named(operand, device, layout, pointer)
+                elif names[known] is one and what.low < what.high and held.holds(what):
+                    whole = as_tensor("Graph.bind", name, operand)
+                    at = as_pointer(address(one.pointer) + delta)
+                    inside = borrowed(device, one.layout, at, whole, whole.writable)
+                    names[known] = _Named(inside, *inside._view)
 
         def moved(node: Node) -> Node:
             return node.at(
@@ -472,6 +492,8 @@ class Graph:
 
     def _need_inside(self, name: str, held: Range) -> bool:
         """Refuse memory that the graph does not use, or uses with more around it; is it written?"""
+        if held.low == held.high:
+            return False
         found = written = False
         for node in self._nodes:
             for i, what in enumerate(node.ranges):
@@ -512,22 +534,21 @@ class Graph:
         OSError, the old one stays. GraphError for a graph that is not on the CPU alone, that has calls of
         implementations other than the native ones, or that a thread is running.
         """
+        self._alone("Graph.save", lambda: self._save(path, contents))
+
+    def _save(self, path: Any, contents: Iterable[str] | None) -> None:
         from . import _graph_file
 
-        self._take_hold("Graph.save")
-        try:
-            known = {
-                name: _graph_file.Named(one.device, one.layout, address(one.pointer))
-                for name, one in self._names.items()
-            }
-            wanted = self._contents & known.keys() if contents is None else frozenset(contents)
-            if strange := wanted - known.keys():
-                raise OperandError(
-                    f"Graph.save: contents has {', '.join(map(repr, strange))}: no array has that name"
-                )
-            _graph_file.save(path, self._nodes, self._sizes, known, sorted(wanted))
-        finally:
-            self._busy.release()
+        known = {
+            name: _graph_file.Named(one.device, one.layout, address(one.pointer))
+            for name, one in self._names.items()
+        }
+        wanted = self._contents & known.keys() if contents is None else frozenset(contents)
+        if strange := wanted - known.keys():
+            raise OperandError(
+                f"Graph.save: contents has {', '.join(map(repr, strange))}: no array has that name"
+            )
+        _graph_file.save(path, self._nodes, self._sizes, known, sorted(wanted))
 
     @classmethod
     def load(cls, path: Any, *, fuse: str = "exact", max_bytes: int = 1 << 32) -> Graph:

@@ -35,7 +35,7 @@ from .device import CPU, Device, refuse_pickle, thread
 from .dispatcher import OpDispatcher, OpImpl
 from .dtypes import DType
 from .errors import DeviceError, DTypeError, OperandError, ShapeError, StrideError
-from .interop import as_tensor, common_device, count_writes, need_writable, views, write_counts
+from .interop import as_tensor, common_device, count_writes, keeping, need_writable, views, write_counts
 from .tensor import Tensor, View
 
 __all__ = ["GraphOperator"]
@@ -216,7 +216,11 @@ class GraphOperator(ABC):
         operand_views = views(self.name, self.operand_names, operands)
         for name, output in zip(self.operand_names, operands[: self.n_outputs]):
             need_writable(self.name, name, output)
-        self._plan(operands, operand_views, params, scalars)
+        kept = [
+            (device, layout, keeping(operand, pointer))
+            for operand, (device, layout, pointer) in zip(operands, operand_views)
+        ]
+        self._plan(operands, kept, params, scalars)
         self._ask_each_run()
         if self._impl is NATIVE:
             executor = refuse(self)

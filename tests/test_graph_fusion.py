@@ -347,6 +347,16 @@ def test_fast_leaves_out_a_rounding(program: Program, dtype: str) -> None:
     assert (np.abs(got.astype("f8") - wanted.astype("f8")) <= eps * (product + 1)).all()
 
 
+@pytest.mark.parametrize("alpha", [0.0, -0.0, 1e-50])
+def test_fast_adds_products_that_are_zero(alpha: float) -> None:
+    """No sum is computed for them, and beta * c alone would leave -0 as it is."""
+    y, x = np.full((2, 2), -0.0, "f4"), np.ones((2, 2), "f4")
+    with ip.Graph(fuse="fast") as graph:
+        ip.add_(y, y, ip.gemm(x, x, alpha))
+    graph.run()
+    assert not np.signbit(y).any()
+
+
 def test_a_rewrite_says_what_it_saves() -> None:
     arrays = Arrays("f4")
     graph, _ = recorded(copy_then_sum, arrays, "exact")

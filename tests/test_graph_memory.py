@@ -189,6 +189,46 @@ def test_memory_of_results_goes_at_the_end_of_the_recording() -> None:
     assert alive() is None
 
 
+@pytest.mark.parametrize("user", ["graph", "bound", "plan"])
+def test_a_torch_tensor_that_gets_other_memory_leaves_what_was_taken(user: str) -> None:
+    torch = pytest.importorskip("torch")
+    reductions = pytest.importorskip("torch.multiprocessing.reductions")
+    x, out = torch.ones(1000), torch.zeros(1000)
+    seen = reductions.StorageWeakRef(x.untyped_storage())
+    use: Any
+    if user == "plan":
+        use = ip.add.plan(out, x, x)
+    else:
+        y = x if user == "graph" else torch.zeros(1000)
+        with ip.Graph() as g:
+            ip.add_(out, y, y)
+        if y is not x:
+            g.bind(y, x)
+        use = g
+        del y
+        del g
+    x.data = torch.zeros(3)
+    assert not seen.expired()
+    use.run()
+    assert out[0] == out[-1] == 2
+    del use
+    gc.collect()
+    assert seen.expired()
+
+
+def test_a_graph_keeps_only_what_it_uses() -> None:
+    x = ones(4)
+    with ip.Graph() as g:
+        y = ip.add(x, x)
+        other, unused = ip.zeros(1 << 16), ip.rearrange(x)
+    seen = weakref.ref(other._storage)
+    del other
+    gc.collect()
+    assert seen() is None
+    g.run()
+    assert y.tolist() == [2] * 4 and unused.tolist() == [1] * 4
+
+
 def test_dead_results_are_not_computed() -> None:
     x, out = ones(4), np.zeros(4, "f4")
     with ip.Graph() as g:
@@ -359,6 +399,35 @@ def test_bind_moves_views_and_outputs() -> None:
     del x, new, out
     gc.collect()
     g.run()
+
+
+def test_bind_moves_names_inside_too(tmp_path: Path) -> None:
+    x, new = ones(4), np.arange(4, dtype="f4")
+    with ip.Graph() as g:
+        y = ip.add(x, x)
+    g.name(x=x, tail=x[2:], sum=y)
+    g.bind(x=new)
+    with pytest.raises(ip.OperandError, match="both sides of an end"):
+        g.bind(tail=ones(2))
+    assert np.shares_memory(g.tensors["tail"], new) and g.tensors["sum"] is y
+    np.testing.assert_array_equal(g.tensors["tail"], new[2:])
+    g.save(tmp_path / "g")
+    loaded = ip.Graph.load(tmp_path / "g").tensors
+    loaded["x"].numpy()[:] = 7
+    assert loaded["tail"].tolist() == [7, 7]
+
+
+def test_bind_of_arrays_without_elements() -> None:
+    x, z = ones(0, 3), ones(3)
+    with ip.Graph() as g:
+        g.name(x=x, z=z)
+        y, w = ip.add(x, z), ip.add(z, z)
+    with pytest.raises(ip.ShapeError):
+        g.bind(x=ones(1, 3))
+    new = ones(0, 3)
+    g.bind(x=new, z=2 * z)
+    g.run()
+    assert g.tensors["x"] is new and y.shape == (0, 3) and w.tolist() == [4] * 3
 
 
 def test_bind_swaps_two_arrays() -> None:

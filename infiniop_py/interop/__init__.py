@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._layout import Shape
+from .._native import address, owning_pointer
 from ..device import Device
 from ..dtypes import DType, from_numpy_dtype
 from ..errors import DeviceError, InfiniopError, OperandError, ParamError
@@ -123,6 +124,14 @@ def count_writes(outputs: Iterable[Any]) -> None:
         count = write_counts.get(type(operand))
         if count is not None:
             count(operand)
+
+
+def keeping(operand: Any, pointer: Any) -> Any:
+    """An operand's pointer, for those who use it later: together they keep the memory it points to."""
+    adapter = _ADAPTERS.get(type(operand))
+    if adapter is None or adapter.memory is None:
+        return pointer
+    return owning_pointer(address(pointer), adapter.memory(operand))
 
 
 def common_device(op: str, names: Sequence[str], operand_views: Sequence[View]) -> Device:

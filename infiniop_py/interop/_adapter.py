@@ -23,7 +23,8 @@ class Adapter(NamedTuple):
     ``writable`` is asked about each output before it is written. ``allocate(dtype, shape, device, op)``
     makes what a result is computed in, and ``finish`` what the user gets of it afterwards. A call with
     several kinds of inputs answers in the kind of the highest ``rank``, the first one of several. Libraries
-    that keep count of writes are told by ``count_write`` of each one that was done.
+    that keep count of writes are told by ``count_write`` of each one that was done. ``memory`` gives what
+    keeps the memory that an array has now, where arrays may be given other memory.
     """
 
     view: Callable[[Any], View]
@@ -32,3 +33,4 @@ class Adapter(NamedTuple):
     rank: int
     finish: Callable[[Any], Any] = _as_it_is
     count_write: Callable[[Any], None] | None = None
+    memory: Callable[[Any], object] | None = None

@@ -71,7 +71,11 @@ def adapter(torch: Any) -> Adapter:
         where = "cpu" if device is CPU else f"cuda:{device.index}"
         return torch.empty(shape, dtype=of_dtype[dtype], device=where)
 
-    return Adapter(view, lambda tensor: True, allocate, rank=1, count_write=count_write)
+    def memory(tensor: Any) -> object:
+        # `x.data = y` and Module.to() give a tensor another one.
+        return tensor.untyped_storage()
+
+    return Adapter(view, lambda tensor: True, allocate, rank=1, count_write=count_write, memory=memory)
 
 
 def need_memory(torch: Any, op: str, name: str, kind: type) -> None:
