@@ -31,6 +31,8 @@ MOST_READERS = 4
 
 MODES = ("exact", "fast", "none")
 
+#: Calls further apart are not brought together: looking at all between each two would take too long.
+WINDOW = 256
 _WIDE = 4  # bytes
 _ZERO = 2.0**-150  # the largest number that is 0 when it is rounded to F32
 
@@ -92,10 +94,14 @@ class Fusion:
         return [node for node in self._all[i + 1 : j] if node is not None]
 
     def _is_written(self, ranges: Sequence[Range], i: int, j: int) -> bool:
-        """Does a node between i and j write any of them?"""
-        return any(
+        """May a node between i and j write any of them?"""
+        return j - i > WINDOW or any(
             write.meets(one) for node in self._between(i, j) for write in node.writes for one in ranges
         )
+
+    def _is_touched(self, what: Range, i: int, j: int) -> bool:
+        """May a node between i and j read or write it?"""
+        return j - i > WINDOW or any(what.meets(one) for node in self._between(i, j) for one in node.ranges)
 
     def _touching(self, k: int) -> list[int]:
         """The nodes that touch a virtual buffer, in order."""
@@ -113,12 +119,14 @@ class Fusion:
         self._all[i] = node
 
     def _last_touch(self, operand: int, of: Node, before: int) -> int | None:
-        """The last node before one that touches the memory of an operand, or its virtual buffer."""
+        """The last node before one that touches the memory of an operand, or its virtual buffer; None if
+        there is none near.
+        """
         k = buffer_at(of.addresses[operand])
         if k is not None:
             return max((i for i in self._users[k] if i < before), default=None)
         what = of.ranges[operand]
-        for i in range(before - 1, -1, -1):
+        for i in range(before - 1, max(-1, before - 1 - WINDOW), -1):
             node = self._all[i]
             if node is not None and any(what.meets(one) for one in node.ranges):
                 return i
@@ -183,7 +191,7 @@ class Fusion:
         (result, at), (target, target_at), (seen, seen_at) = product.operand(0), *map(copy.operand, (0, 1))
         if self._touching(k) != [i, j] or not covers(result, at, product.ranges[0].low, self._sizes[k]):
             return False
-        if any(copy.ranges[0].meets(one) for node in self._between(i, j) for one in node.ranges):
+        if self._is_touched(copy.ranges[0], i, j):
             return False
         if any(copy.ranges[0].meets(one) for one in product.ranges):
             return False

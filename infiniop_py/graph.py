@@ -169,8 +169,10 @@ class Graph:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if thread.recording is self:  # else stop_graph_recording() came first
+        if thread.recording is self:
             self._end(drop=kind is not None)
+        elif self._state == "recording":  # else stop_graph_recording() came first
+            raise GraphError("Graph: the thread that ends a recording must be the one that began it")
 
     def _allocated(self, owner: Any, device: Device, start: int, nbytes: int) -> None:
         """Take note of memory whose contents matter only once an operator has written them."""

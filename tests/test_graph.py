@@ -93,6 +93,27 @@ def test_stopping_inside_the_block_ends_it() -> None:
     assert len(graph) == 1 and not ip.is_graph_recording()
 
 
+def test_a_recording_ends_in_the_thread_in_which_it_began() -> None:
+    graph = ip.Graph()
+    graph.__enter__()
+    errors: list[BaseException] = []
+
+    def end() -> None:
+        try:
+            graph.__exit__(None, None, None)
+        except ip.GraphError as error:
+            errors.append(error)
+
+    other = threading.Thread(target=end)
+    other.start()
+    other.join()
+    assert "must be the one that began it" in str(errors[0])
+    y = ip.add(np.ones(2), np.ones(2))
+    graph.__exit__(None, None, None)
+    graph.run()
+    assert y.tolist() == [2, 2] and not ip.is_graph_recording()
+
+
 def test_recordings_do_not_nest() -> None:
     x = np.ones(3)
     with ip.Graph() as outer:

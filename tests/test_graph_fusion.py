@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import infiniop_py as ip
+from infiniop_py._fusion import WINDOW
 from infiniop_py._layout import interned, row_major
 from infiniop_py._program import through_copy
 from infiniop_py.dtypes import DType
@@ -355,6 +356,24 @@ def test_fast_adds_products_that_are_zero(alpha: float) -> None:
         ip.add_(y, y, ip.gemm(x, x, alpha))
     graph.run()
     assert not np.signbit(y).any()
+
+
+@pytest.mark.parametrize("apart", [0, WINDOW - 2, WINDOW + 10])
+def test_calls_far_apart_stay_apart(apart: int) -> None:
+    x, out = Arrays("f4"), np.zeros((6, 4), "f4")
+    with ip.Graph() as g:
+        y = ip.gemm(x.a, x.b)
+        copied = ip.rearrange(x.square.T)
+        for _ in range(apart):
+            ip.add_(x.d, x.c, x.c)
+        ip.add_(y, y, x.c)
+        z = ip.add(copied, x.square)
+        del copied
+    g.run()
+    rules = [one.rule for one in g._program.rewrites]
+    assert rules == (["copy", "epilogue"] if apart < WINDOW else [])
+    np.testing.assert_array_equal(z, x.square.T + x.square)
+    assert not out.any() and y.tobytes() == ip.add(ip.gemm(x.a, x.b), x.c).tobytes()
 
 
 def test_a_rewrite_says_what_it_saves() -> None:
