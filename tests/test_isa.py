@@ -91,7 +91,22 @@ def table_runs() -> Iterator[dict[str, subprocess.Popen[str]]]:
     arguments = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
     arguments += ("test_ops.py", "test_rounding.py", "abi/test_gemm_epilogue.py")
     paths = [str(TESTS / argument) if argument.endswith(".py") else argument for argument in arguments]
-    children = {isa: _start(isa, *paths) for isa in _lower_isas()}
+    yield from _side_by_side({isa: _start(isa, *paths) for isa in _lower_isas()})
+
+
+@pytest.fixture(scope="module")
+def streamed_runs() -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """The rows that may be written past the caches, all of them so, under each set."""
+    rows = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(TESTS / "test_ops.py"))
+    streaming = "test_case and (add- or mul- or add_rms_norm or rearrange)"
+    yield from _side_by_side(
+        {isa: _start(isa, *rows, "-k", streaming, INFINIOP_STREAM_BYTES="0") for isa in ISAS}
+    )
+
+
+def _side_by_side(
+    children: dict[str, subprocess.Popen[str]],
+) -> Iterator[dict[str, subprocess.Popen[str]]]:
     yield children
     for child in children.values():
         child.kill()
@@ -132,9 +147,6 @@ def test_same_bits_on_every_isa(stream_bytes: str) -> None:
 
 @best_only
 @pytest.mark.parametrize("isa", ISAS)
-def test_rows_past_the_caches(isa: str) -> None:
+def test_rows_past_the_caches(isa: str, streamed_runs: dict[str, subprocess.Popen[str]]) -> None:
     """The guards around the results, the ends of pages, and norms, whose bits may differ between the sets."""
-    rows = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(TESTS / "test_ops.py"))
-    streaming = "test_case and (add- or mul- or add_rms_norm or rearrange)"
-    child = _start(isa, *rows, "-k", streaming, INFINIOP_STREAM_BYTES="0")
-    assert " passed" in _output(child)
+    assert " passed" in _output(streamed_runs[isa])
