@@ -69,7 +69,7 @@ NO_ARRAYS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("operand", NO_ARRAYS, ids=lambda operand: repr(operand)[:20])
+@pytest.mark.parametrize("operand", NO_ARRAYS, ids=lambda operand: repr(operand).partition(" at 0x")[0][:20])
 def test_no_array_at_all(operand: Any) -> None:
     wanted = f"is an? {type(operand).__name__}, needs a"
     # None is how the functional forms are told of nothing.
