@@ -2,7 +2,7 @@
 all.
 
 The choice is made once per process, so that each set below the best gets processes of its own. The best one
-is what the other tests run on: rows whose bits are the same on every set need no reference of their own there.
+is what the other tests run on: rows whose bits are the same on every set need no reference of their own here.
 """
 
 from __future__ import annotations
