@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -35,6 +36,21 @@ def pytest_runtest_makereport(
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20240229)
+
+
+@pytest.fixture
+def own() -> Iterator[Callable[[type[infiniop_py.GraphOperator], Any], None]]:
+    """A function that registers an implementation for the CPU; after the test those from before are back."""
+    before: list[tuple[infiniop_py.OpDispatcher, Any]] = []
+
+    def register(op: type[infiniop_py.GraphOperator], implementation: Any) -> None:
+        dispatcher = op.dispatcher()
+        before.append((dispatcher, dispatcher.implementation(infiniop_py.DeviceType.CPU)))
+        dispatcher.register_device("cpu", implementation)
+
+    yield register
+    for dispatcher, implementation in reversed(before):
+        dispatcher.register_device("cpu", implementation)
 
 
 @pytest.fixture

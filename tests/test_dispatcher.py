@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -99,20 +98,6 @@ def test_only_operators_have_a_table_and_a_cache() -> None:
 
 
 # ---- operators with an implementation of the user's ------------------------------------------------------
-
-
-@pytest.fixture
-def own() -> Iterator[Any]:
-    """Registers functions for CPU; afterwards the native implementations are back."""
-    used: list[ip.OpDispatcher] = []
-
-    def register(op: type[ip.GraphOperator], impl: Any) -> None:
-        used.append(op.dispatcher())
-        op.dispatcher().register_device("cpu", impl)
-
-    yield register
-    for table in used:
-        table.register_device("cpu", NATIVE)
 
 
 def test_a_function_gets_tensors_and_scalars(own: Any) -> None:

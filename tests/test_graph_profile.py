@@ -83,7 +83,7 @@ def test_whole_replays_are_timed_where_they_change_nothing() -> None:
     assert profile.replay is not None and profile.replay > 0 and "one call from Python" in str(profile)
 
 
-def test_an_implementation_of_ones_own_runs_n_times() -> None:
+def test_an_implementation_of_ones_own_runs_n_times(own: Any) -> None:
     seen = []
 
     def implementation(c: Any, a: Any, b: Any) -> None:
@@ -91,15 +91,10 @@ def test_an_implementation_of_ones_own_runs_n_times() -> None:
         c.numpy()[...] = a.numpy() * b.numpy()
 
     x = ones(8)
-    dispatcher = ip.Mul.dispatcher()
-    before = dispatcher.implementation(ip.DeviceType.CPU)
-    dispatcher.register_device(ip.DeviceType.CPU, implementation)
-    try:
-        with ip.Graph() as g:
-            y = ip.add(ip.mul(ip.add(x, x), x), x)
-        profile = g.profile(4)
-    finally:
-        dispatcher.register_device(ip.DeviceType.CPU, before)
+    own(ip.Mul, implementation)
+    with ip.Graph() as g:
+        y = ip.add(ip.mul(ip.add(x, x), x), x)
+    profile = g.profile(4)
     assert len(seen) == 4 and y.tolist() == [3] * 8
     assert (profile.steps, profile.replay) == (3, None)
     assert [row.op for row in profile.rows] == ["add", "mul", "add"]
@@ -213,7 +208,7 @@ def test_refusals(tmp_path: Path) -> None:
     assert not total.any()
 
 
-def test_a_graph_that_runs_elsewhere_is_refused() -> None:
+def test_a_graph_that_runs_elsewhere_is_refused(own: Any) -> None:
     started, finish = threading.Event(), threading.Event()
 
     def implementation(c: Any, a: Any, b: Any) -> None:
@@ -221,14 +216,9 @@ def test_a_graph_that_runs_elsewhere_is_refused() -> None:
         assert finish.wait(60)
 
     x = ones(2)
-    dispatcher = ip.Mul.dispatcher()
-    before = dispatcher.implementation(ip.DeviceType.CPU)
-    dispatcher.register_device(ip.DeviceType.CPU, implementation)
-    try:
-        with ip.Graph() as g:
-            y = ip.mul(x, x)
-    finally:
-        dispatcher.register_device(ip.DeviceType.CPU, before)
+    own(ip.Mul, implementation)
+    with ip.Graph() as g:
+        y = ip.mul(x, x)
     thread = threading.Thread(target=g.profile, args=(1,))
     thread.start()
     try:

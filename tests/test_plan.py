@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -221,24 +220,21 @@ def test_a_plan_of_one_s_own_implementation(own_add: list[Any]) -> None:
     assert len(own_add) == 2
 
 
-def test_a_plan_of_an_implementation_that_holds_scalars_keeps_it() -> None:
+def test_a_plan_of_an_implementation_that_holds_scalars_keeps_it(own: Any) -> None:
     """Other scalars and operands are planned by the implementation of the plan, whatever was registered
     since."""
-    dispatcher = ip.Gemm.dispatcher()
-    before = dispatcher.lookup("cpu")
+    native = ip.Gemm.dispatcher().lookup("cpu")
 
     def fixed(call: Any) -> Any:
         ((c, a, b),), (alpha, beta) = call.tensors(), call.scalars
         return lambda: c.numpy().__setitem__(..., alpha * (a.numpy() @ b.numpy()) + beta * c.numpy() + 100)
 
-    dispatcher.register_device("cpu", ip.OpImpl(fixed, lambda call: call.plan()))
-    try:
-        c, a, b = matrices()
-        plan = ip.gemm.plan(c, a, b)
-        plan(2.0)
-        np.testing.assert_array_equal(c, 2 * (a @ b) + 100)
-    finally:
-        dispatcher.register_device("cpu", before)
+    own(ip.Gemm, ip.OpImpl(fixed, lambda call: call.plan()))
+    c, a, b = matrices()
+    plan = ip.gemm.plan(c, a, b)
+    plan(2.0)
+    np.testing.assert_array_equal(c, 2 * (a @ b) + 100)
+    own(ip.Gemm, native)
     other = np.zeros_like(c)
     plan.run(c=other)
     np.testing.assert_array_equal(other, a @ b + 100)
@@ -247,7 +243,7 @@ def test_a_plan_of_an_implementation_that_holds_scalars_keeps_it() -> None:
 
 
 @pytest.fixture
-def own_add() -> Iterator[list[Any]]:
+def own_add(own: Any) -> list[Any]:
     """An implementation of add on the CPU that adds 100 more."""
     calls: list[Any] = []
 
@@ -255,11 +251,8 @@ def own_add() -> Iterator[list[Any]]:
         calls.append(c)
         c.numpy()[...] = a.numpy() + b.numpy() + 100
 
-    dispatcher = ip.Add.dispatcher()
-    before = dispatcher.lookup("cpu")
-    dispatcher.register_device("cpu", more)
-    yield calls
-    dispatcher.register_device("cpu", before)
+    own(ip.Add, more)
+    return calls
 
 
 # ---- the short way: what must still be seen after a call like this one ran ------------------------------
