@@ -59,6 +59,14 @@ def packed(header: Header | bytes, data: bytes = b"") -> bytes:
     return start.ljust(-(-len(start) // 64) * 64, b"\0") + data
 
 
+def loaded_and_both_run(g: ip.Graph, path: Path) -> ip.Graph:
+    g.save(path)
+    loaded = ip.Graph.load(path)
+    loaded.run()
+    g.run()
+    return loaded
+
+
 # ---- round trips -------------------------------------------------------------------------------------------
 
 
@@ -169,10 +177,7 @@ def test_every_dtype_is_moved(tmp_path: Path, dtype: str) -> None:
     constant = raw.view(DTYPES[dtype]).reshape(2, 3)
     with ip.Graph() as g:
         y = ip.rearrange(constant.T)
-    g.save(tmp_path / "g")
-    loaded = ip.Graph.load(tmp_path / "g")
-    loaded.run()
-    g.run()
+    loaded = loaded_and_both_run(g, tmp_path / "g")
     assert bits(loaded.tensors["output0"]) == bits(y) == bits(np.ascontiguousarray(constant.T))
 
 
@@ -342,10 +347,7 @@ def test_a_named_part_does_not_take_the_rest_with_it(tmp_path: Path) -> None:
     with ip.Graph() as g:
         g.name(x=slab[0])
         y = ip.add(slab, slab)
-    g.save(tmp_path / "g")
-    loaded = ip.Graph.load(tmp_path / "g")
-    loaded.run()
-    g.run()
+    loaded = loaded_and_both_run(g, tmp_path / "g")
     assert bits(loaded.tensors["output0"]) == bits(y)
 
 
@@ -427,10 +429,7 @@ def test_large_arrays_and_addresses_between_alignments(tmp_path: Path, monkeypat
     for array in (memory[1:], memory[:0:-1], memory[1::2], memory[1:].reshape(50, 100).T):
         with ip.Graph() as g:
             y = ip.add(array, array)
-        g.save(tmp_path / "g")
-        loaded = ip.Graph.load(tmp_path / "g")
-        loaded.run()
-        g.run()
+        loaded = loaded_and_both_run(g, tmp_path / "g")
         assert bits(loaded.tensors["output0"]) == bits(y)
 
 
