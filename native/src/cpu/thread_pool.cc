@@ -16,6 +16,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/thread_local.h"
 #include "cpu/fp_environment.h"
 
 namespace infini {
@@ -123,8 +124,8 @@ size_t append(char (&text)[N], size_t used, const char *format, Arguments... arg
     return std::min(N - 1, used + static_cast<size_t>(std::max(0, length)));
 }
 
-std::atomic<int> process_threads{0}; // 0: the default
-thread_local int local_threads = 0;  // 0: the process's
+std::atomic<int> process_threads{0};       // 0: the default
+INFINI_THREAD_LOCAL int local_threads = 0; // 0: the process's
 
 int process_num_threads() {
     const int n = process_threads.load(std::memory_order_relaxed);
@@ -133,7 +134,7 @@ int process_num_threads() {
 
 /* ---- the pool ------------------------------------------------------------------------------------------------------- */
 
-thread_local bool in_task = false;
+INFINI_THREAD_LOCAL bool in_task = false;
 
 /** Waits a few microseconds for a condition that is about to come true. */
 template <class Condition>
@@ -321,7 +322,8 @@ Pool &Pool::instance() { return *pool.load(std::memory_order_acquire); }
 int num_threads() { return local_threads > 0 ? local_threads : process_num_threads(); }
 int thread_capacity() { return std::max(num_threads(), std::max(default_num_threads(), process_num_threads())); }
 const char *num_threads_reason() {
-    thread_local char text[256];
+    static const ThreadBuffer<256> kept;
+    char text[256];
     const DefaultThreads &d = default_threads();
     const char *set = local_threads > 0 ? "this thread" : process_threads > 0 ? "this process" : nullptr;
     const bool asked_for = d.variable != nullptr && d.wanted == d.n;
@@ -334,7 +336,8 @@ const char *num_threads_reason() {
     else
         used = append(text, used, "control group quota of %.4g CPUs", d.quota);
     if (d.variable != nullptr && !asked_for) append(text, used, ", and %s=%d asks for more", d.variable, d.wanted);
-    return text;
+    char *const answer = kept.get();
+    return answer == nullptr ? nullptr : std::strcpy(answer, text);
 }
 void set_num_threads(int n) { process_threads = std::min(n, kMaxThreads); }
 void set_num_threads_local(int n) { local_threads = std::min(n, kMaxThreads); }

@@ -13,7 +13,7 @@ namespace infini {
 /** Threads that a loop started by this thread may use, itself included. */
 int num_threads();
 /** Why as many, in a few words. Lives until this thread asks again. */
-const char *num_threads_reason();
+const char *num_threads_reason(); // nullptr: out of memory
 /** The most that num_threads() has reason to become: plans reserve scratch for as many. */
 int thread_capacity();
 /** The process's number; 0 goes back to the default. */

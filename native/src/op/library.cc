@@ -48,7 +48,9 @@ INFINI_EXPORT(infiniopGetCpuIsa, (const char **name), {
 
 INFINI_EXPORT(infiniopGetNumThreadsReason, (const char **text), {
     if (text == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: text is NULL", fn);
-    *text = num_threads_reason();
+    const char *const reason = num_threads_reason();
+    if (reason == nullptr) return fail(INFINI_STATUS_INTERNAL_ERROR, "%s: out of memory", fn);
+    *text = reason;
     return INFINI_STATUS_SUCCESS;
 })
 

@@ -1,19 +1,32 @@
-/* This thread's last error message: a fixed buffer, so that reporting "out of memory" needs no memory. */
+/* This thread's last error message. To say "out of memory" needs no memory: where none is left for the text, one that is
+ * always there stands for it. */
 #include <cstdio>
 
+#include "core/thread_local.h"
 #include "infini_backend.h"
 
 namespace {
-thread_local char last_error[1024] = "";
-}
+
+constexpr size_t kSize = 1024;
+const infini::ThreadBuffer<kSize> buffer;
+INFINI_THREAD_LOCAL bool lost = false; // there was no memory for the message
+
+} // namespace
 
 extern "C" {
 
 infiniStatus_t infinirtSetLastError(infiniStatus_t status, const char *message) {
-    std::snprintf(last_error, sizeof last_error, "%s", message != nullptr ? message : "");
+    const bool empty = message == nullptr || *message == '\0';
+    char *const text = empty ? buffer.find() : buffer.get();
+    lost = !empty && text == nullptr;
+    if (text != nullptr) std::snprintf(text, kSize, "%s", empty ? "" : message);
     return status;
 }
 
-const char *infinirtGetLastErrorMessage(void) { return last_error; }
+const char *infinirtGetLastErrorMessage(void) {
+    if (lost) return "out of memory, for the error message too";
+    const char *const text = buffer.find();
+    return text != nullptr ? text : "";
+}
 
 } // extern "C"

@@ -2,6 +2,7 @@
 #include <atomic>
 
 #include "core/status.h"
+#include "core/thread_local.h"
 #include "rt/registry.h"
 
 using namespace infini;
@@ -12,7 +13,7 @@ struct Current {
     infiniDevice_t device = INFINI_DEVICE_CPU;
     int id = 0;
 };
-thread_local Current current;
+INFINI_THREAD_LOCAL Current current;
 
 /** Calls one entry of the current device's runtime table. */
 template <class... Params, class... Args>

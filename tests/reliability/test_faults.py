@@ -1,0 +1,49 @@
+"""Every allocation of every call fails, once and for good: a clean error, nothing lost, the next call works.
+
+In a process of its own, whose allocator fails on request (failing_malloc.c) where glibc is the C library.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+import _child
+import _compiler
+import pytest
+from _headers import functions
+from _library import ROOT
+
+CHILD = Path(__file__).with_name("_fault_child.py")
+NAMES = [function.name for function in functions(Path(ROOT, "native", "include"))]
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+
+
+@pytest.fixture(scope="module")
+def failing_malloc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("faults") / "failing_malloc.so"
+    flags = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden")
+    source = Path(__file__).with_name("failing_malloc.c")
+    _compiler.run([_compiler.compiler(), *flags, source, "-o", target, "-lpthread"])
+    return target
+
+
+def run(failing_malloc: Path, *arguments: str) -> int:
+    # A library that has made threads leaves their stacks to ours in a child of fork(), who then ask for none.
+    environment = {"LD_PRELOAD": failing_malloc, "OPENBLAS_NUM_THREADS": "1"}
+    return int(_child.run(str(CHILD), failing_malloc, *arguments, **environment))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_function(name: str, failing_malloc: Path, record_property: Callable[..., None]) -> None:
+    calls = run(failing_malloc, "each", name)
+    record_property("cases", calls)
+    assert calls >= 9, "plain, and four ways to fail, each with a call afterwards"
+
+
+def test_the_first_calls_of_a_process(failing_malloc: Path, record_property: Callable[..., None]) -> None:
+    programs = run(failing_malloc, "first")
+    record_property("cases", programs)
+    assert programs > 60
