@@ -196,12 +196,12 @@ def test_a_row_has_its_bits_in_any_company(
     """Whatever M and its place are, alone or in a batch, for any number of threads: numbers of rows on both
     sides of where another way to multiply is chosen, or another height of its tiles."""
     n = 83
-    a, b = _normal(rng, dtype, 200, k), _laid(_normal(rng, dtype, k, n), transposed)
+    a, b = _normal(rng, dtype, 600, k), _laid(_normal(rng, dtype, k, n), transposed)
     num_threads(1)
     whole = infiniop_py.gemm(a, b)
-    heights = range(1, 71) if k == 7 else (1, 2, 3, 5, 8, 9, 32, 33, 64, 65, 97)
+    heights = range(1, 71) if k == 7 else (1, 2, 3, 5, 8, 9, 32, 33, 64, 65, 97, 128, 129, 256, 257, 512, 513)
     for m in heights:
-        rows = rng.permutation(200)[:m]
+        rows = rng.permutation(600)[:m]
         for count in (1, 2, 3, 8) if m > 8 else (2,):
             num_threads(count)
             assert_same_bits(infiniop_py.gemm(a[rows], b), whole[rows], f"{m} rows, {count} threads")
@@ -209,7 +209,7 @@ def test_a_row_has_its_bits_in_any_company(
         num_threads(count)
         assert_same_bits(infiniop_py.gemm(a, b), whole, f"{count} threads")
     for m in (1, 5, 33, 66):
-        rows = rng.permutation(200)[: 3 * m].reshape(3, m)
+        rows = rng.permutation(600)[: 3 * m].reshape(3, m)
         assert_same_bits(infiniop_py.gemm(a[rows], b), whole[rows], f"3 items of {m} rows")
         batch = np.stack([b] * 3).transpose(0, 2, 1).copy().transpose(0, 2, 1) if transposed else [b] * 3
         got = infiniop_py.gemm(a[rows], np.asarray(batch))
@@ -256,7 +256,7 @@ _TINY = {
     "difference_141_of_large_a": ((_at(129, 121), -_at(128, 121)), (_at(129, 20), _at(130, 20)), 2.0**20),
 }
 # By M and B's layout: each way to multiply, and each height of the tiles of a B that is not packed.
-_WAYS = [(m, False) for m in (1, 2, 4, 6, 8, 48, 100)] + [(m, True) for m in (1, 4, 8, 16, 100)]
+_WAYS = [(m, False) for m in (1, 2, 4, 6, 8, 48, 520)] + [(m, True) for m in (1, 4, 8, 16, 100, 520)]
 
 
 def _tiny_operands(
@@ -352,7 +352,7 @@ _REPEATED = {
     "mul": ((300, 517),) * 3,
     "add_rms_norm": ((200, 259),) * 4 + ((259,),),
     "rearrange": ((300, 517),) * 2,
-    **dict.fromkeys(("gemm_add", "gemm_mul"), ((96, 200), (96, 700), (700, 200), (96, 200))),
+    **dict.fromkeys(("gemm_add", "gemm_mul"), ((530, 200), (530, 700), (700, 200), (530, 200))),
 }
 _REPEATED_LAYOUTS = {
     "gemm": ("C", "T", "padded"),

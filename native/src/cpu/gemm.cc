@@ -3,8 +3,9 @@
  *  in place  B is multiplied where it lies, in tasks that need nothing of each other: F32 and F64 where the rows of B and of A are
  *            contiguous, of any size, since a K block of B's part in a task stays in the second-level cache; every dtype
  *            where A has few rows. A is not packed either, unless it must be converted.
- *  columns   few rows, and B contiguous along k or not at all: A is packed once and stays in the cache; threads share the
- *            columns of C, and each packs the part of B that it needs, a few panels at a time, and uses it at once.
+ *  columns   so few rows that a K block of A stays in the second-level cache beside B's: A is packed once, as a whole; threads
+ *            share the columns of C, and each packs the part of B that it needs and uses it at once. Between the threads there
+ *            is nothing to wait for, and no line of B that one of them wrote and another reads.
  *  blocked   all else. C is cut into blocks, K into blocks of kBlockK. B is packed into panels of the register tile's width,
  *            converted to the type sums are kept in on the way, while the threads are still busy with the block before; each
  *            task packs its own rows of A into its thread's second-level cache.
@@ -43,8 +44,12 @@ constexpr int64_t kInPlaceFewRowsRun =
     1024; // so that the next K block, on its way from memory, has room beside this one
 
 /* Columns. */
-constexpr int64_t kFewRows = 64;
+constexpr int64_t kColumnsA = 256 * 1024; // bytes of a K block of packed A: a quarter of the second-level cache
+constexpr int64_t kColumnsRun = 1024;     // bytes of a row of B in one task where it is contiguous,
+constexpr int64_t kColumnsPanels = 2; // else panels of B: what lies ahead in k is then in the cache when it is packed
 constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
+
+constexpr int64_t kFewColumns = 64;
 
 /* Blocked. */
 constexpr int64_t kBlockM = 2048;  // C of one block: 8 MiB of sums
@@ -129,7 +134,7 @@ struct Gemm {
         // Sums are stored in rows, so a column-major C is computed as C^T = B^T A^T; so is one with few columns, since the ways
         // for few rows then apply.
         const bool column_major = c.col != 1 && n > 1 && (m == 1 || std::abs(c.row) < std::abs(c.col));
-        const bool narrow = n <= kFewRows && m > 4 * n;
+        const bool narrow = n <= kFewColumns && m > 4 * n;
         exchanged = column_major || narrow;
         if (exchanged) {
             std::swap(m, n);
@@ -141,6 +146,7 @@ struct Gemm {
     }
 
     int64_t acc_bytes(int64_t count) const { return round_up(count * kernel.acc_size, kLine); }
+    int64_t tile_bytes() const { return acc_bytes(mr * nr); }
     int64_t units(int64_t depth) const { return ceil_div(depth, kernel.unit_k); }
     double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
     int64_t k_blocks() const { return ceil_div(k, kBlockK); }
@@ -239,7 +245,6 @@ struct Blocked final : Way {
         return "blocked " + text(block_m) + " x " + text(block_n) + " x " + text(std::min(k, kBlockK)) + ", tiles " +
                text(mr) + " x " + text(nr);
     }
-    int64_t tile_bytes() const { return acc_bytes(mr * nr); }
     int64_t workspace(int threads) const override { return bytes_a * threads + bytes_b * 2 + bytes_sums; }
 
     /** Rows m0.., columns n0.. of C and the part k0.. of the sums. */
@@ -470,36 +475,48 @@ struct InPlace final : Way {
 struct Columns final : Way {
     int64_t panels_m;                     // panels of A
     int64_t task_n;                       // columns of C in a task
+    int64_t tasks_m, tasks_n;             // by panels of A, by columns
     int64_t bytes_a, bytes_b, bytes_sums; // packed A, shared; packed B and sums, a thread
 
     /** Few rows, and an A that may be packed as a whole; K alone can be as long as 0 strides allow. */
-    static bool applies(const Gemm &g) { return g.m <= kFewRows && g.k <= kFewRowsOfA / round_up(g.m, g.mr); }
+    static bool applies(const Gemm &g) {
+        return g.m * g.acc_bytes(g.units(kBlockK)) <= kColumnsA && g.k <= kFewRowsOfA / round_up(g.m, g.mr);
+    }
 
-    explicit Columns(const Gemm &gemm) : Way(gemm) {
-        constexpr int64_t kPanels = 2; // of B: with a K block of them in the cache, rows are read a KiB at a time
-        panels_m = ceil_div(m, mr);
-        task_n = std::min(kPanels * nr, round_up(n, nr));
+    Columns(const Gemm &gemm, int threads) : Way(gemm), panels_m(ceil_div(m, mr)) {
+        constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
+        task_n = b.col == 1 ? kColumnsRun / size : kColumnsPanels * nr;
+        task_n = round_up(std::min(task_n, ceil_div(n, threads == 1 ? 1 : threads * kEach)), nr);
+        tasks_n = ceil_div(n, task_n);
+        tasks_m = std::min(panels_m, ceil_div(threads, tasks_n)); // each of which packs B for itself
         bytes_a = acc_bytes(panels_m * mr * k_blocks() * units(kBlockK));
         bytes_b = acc_bytes(task_n * units(std::min(k, kBlockK)));
-        bytes_sums = acc_bytes(panels_m * mr * task_n);
+        // They wait here for the next K block; those of the last one are stored at once.
+        bytes_sums = tile_bytes() * (k_blocks() > 1 ? ceil_div(panels_m, tasks_m) * (task_n / nr) : 1);
     }
     int64_t workspace(int threads) const override { return bytes_a + (bytes_b + bytes_sums) * threads; }
 
     void run(const Run &r) const override {
+        constexpr int64_t kPackPanels = 4; // of A, so that all threads pack even where K is one block
+        const int64_t parts = ceil_div(panels_m, kPackPanels);
         Least least_a;
-        parallel_for(k_blocks(), m * k < 64 * 1024 ? 1 : r.threads, [&](int64_t block, int) {
-            const int64_t k0 = block * kBlockK, depth = std::min(kBlockK, k - k0);
-            least_a.meet(kernel.pack(block_a(r, k0), units(depth) * mr, at_a(r.a, 0, k0), a.row, a.col, m, mr, depth));
+        parallel_for(k_blocks() * parts, m * k < 16 * 1024 ? 1 : r.threads, [&](int64_t t, int) {
+            const int64_t k0 = t / parts * kBlockK, kc = std::min(kBlockK, k - k0), depth = units(kc);
+            const int64_t p = t % parts * kPackPanels, i0 = p * mr;
+            least_a.meet(kernel.pack(block_a(r, k0) + p * mr * depth * kernel.acc_size, depth * mr, at_a(r.a, i0, k0),
+                                     a.row, a.col, std::min(kPackPanels * mr, m - i0), mr, kc));
         });
-        parallel_for(ceil_div(n, task_n), r.threads, [&](int64_t t, int slot) {
+        parallel_for(tasks_m * tasks_n, r.threads, [&](int64_t t, int slot) {
             char *const scratch = r.workspace + bytes_a + slot * (bytes_b + bytes_sums);
-            const int64_t j0 = t * task_n;
-            multiply(r, j0, std::min(task_n, n - j0), least_a.exponent(), scratch, scratch + bytes_b);
+            const int64_t j0 = t / tasks_m * task_n, tm = t % tasks_m;
+            const Task task{panels_m * tm / tasks_m, panels_m * (tm + 1) / tasks_m, j0, std::min(task_n, n - j0)};
+            multiply(r, task, least_a.exponent(), scratch, scratch + bytes_b);
         });
     }
 
     std::string describe() const override {
-        return "columns, A packed, tasks " + text(m) + " x " + text(task_n) + ", tiles " + text(mr) + " x " + text(nr);
+        return "columns, A packed, " + text(tasks_m) + " x " + text(tasks_n) + " tasks of " + text(task_n) +
+               " columns, tiles " + text(mr) + " x " + text(nr);
     }
 
     /** [k block][panel][unit][row] */
@@ -507,24 +524,30 @@ struct Columns final : Way {
         return r.workspace + k0 / kernel.unit_k * panels_m * mr * kernel.acc_size;
     }
 
-    void multiply(const Run &r, int64_t j0, int64_t columns, int least_a, char *panels_b, char *sums) const {
-        const int64_t tile_bytes = mr * nr * kernel.acc_size, tiles = ceil_div(columns, nr);
+    /** Panels p0..p1 of A, columns j0.. of C. */
+    struct Task {
+        int64_t p0, p1, j0, n;
+    };
+
+    void multiply(const Run &r, const Task &t, int least_a, char *panels_b, char *sums) const {
+        const int64_t i0 = t.p0 * mr, rows = std::min(t.p1 * mr, m) - i0;
         for (int64_t k0 = 0; k0 < k; k0 += kBlockK) {
+            const bool last = k0 + kBlockK >= k;
             const int64_t kc = std::min(kBlockK, k - k0), depth = units(kc);
-            const int least_b = kernel.pack(panels_b, depth * nr, at_b(r.b, k0, j0), b.col, b.row, columns, nr, kc);
+            const int least_b = kernel.pack(panels_b, depth * nr, at_b(r.b, k0, t.j0), b.col, b.row, t.n, nr, kc);
             const GemmMultiply multiply = kernel.multiply[may_flush(least_a, least_b) ? kExact : kFast][mr];
-            for (int64_t j = 0; j < tiles; ++j)
-                for (int64_t p = 0; p < panels_m; ++p) {
-                    char *const tile = sums + (j * panels_m + p) * tile_bytes;
+            char *tile = sums;
+            for (int64_t j = 0; j < t.n; j += nr)
+                for (int64_t p = t.p0; p < t.p1; ++p) {
                     multiply(depth, block_a(r, k0) + p * mr * depth * kernel.acc_size,
-                             panels_b + j * depth * nr * kernel.acc_size, k0 > 0 ? tile : nullptr, tile);
+                             panels_b + j * depth * kernel.acc_size, k0 > 0 ? tile : nullptr, tile);
+                    if (last)
+                        kernel.store(at_c(r.c, p * mr, t.j0 + j), c.row, c.col, tile, nr, std::min(mr, m - p * mr),
+                                     std::min(nr, t.n - j), r.alpha, r.beta);
+                    if (k_blocks() > 1) tile += tile_bytes();
                 }
         }
-        for (int64_t j = 0; j < tiles; ++j)
-            for (int64_t p = 0; p < panels_m; ++p)
-                kernel.store(at_c(r.c, p * mr, j0 + j * nr), c.row, c.col, sums + (j * panels_m + p) * tile_bytes, nr,
-                             std::min(mr, m - p * mr), std::min(nr, columns - j * nr), r.alpha, r.beta);
-        finish(r.c, r.d, 0, j0, m, columns);
+        finish(r.c, r.d, i0, t.j0, rows, t.n);
     }
 };
 
@@ -541,7 +564,7 @@ struct GemmPlan final : CpuPlan {
         if (InPlace::applies(g))
             way = std::make_unique<InPlace>(g, threads_of_item);
         else if (Columns::applies(g))
-            way = std::make_unique<Columns>(g);
+            way = std::make_unique<Columns>(g, threads_of_item);
         else
             way = std::make_unique<Blocked>(g);
         bytes = way->workspace(threads_of_item);

@@ -176,9 +176,15 @@ int gemm_pack(void *panels_, int64_t panel_stride, const void *src_, int64_t str
                             count - w < width ? count - w : width, width, kc, least);
         return least.exponent();
     }
-    // A row of src at a time, over all panels: memory is read in its own order.
+    // A row of src at a time, over all panels: memory is read in its own order. Of short rows the hardware sees too late that
+    // others follow.
+    constexpr int64_t kLine = 64 / sizeof(T), kShort = 2048 / sizeof(T), kRowsAhead = 32;
+    const int64_t ahead = stride_w == 1 && count < kShort ? count : 0;
     for (int64_t k = 0; k < kc; k += U::kDepth) {
         const T *from = src + k * stride_k, *next_k = k + 1 < kc ? from + stride_k : nullptr;
+        for (int64_t w = 0; w < ahead; w += kLine)
+#pragma GCC unroll 2
+            for (int d = 0; d < U::kDepth; ++d) __builtin_prefetch(from + (kRowsAhead + d) * stride_k + w, 0, 2);
         for (int64_t w = 0; w < count; w += width) {
             auto *to = panels + w / width * panel_stride + k / U::kDepth * width;
             const int64_t valid = count - w < width ? count - w : width;
