@@ -480,7 +480,7 @@ struct Columns final : Way {
 
     /** Few rows, and an A that may be packed as a whole; K alone can be as long as 0 strides allow. */
     static bool applies(const Gemm &g) {
-        return g.m * g.acc_bytes(g.units(kBlockK)) <= kColumnsA && g.k <= kFewRowsOfA / round_up(g.m, g.mr);
+        return g.m <= kColumnsA / g.acc_bytes(g.units(kBlockK)) && g.k <= kFewRowsOfA / round_up(g.m, g.mr);
     }
 
     Columns(const Gemm &gemm, int threads) : Way(gemm), panels_m(ceil_div(m, mr)) {

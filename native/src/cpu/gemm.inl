@@ -177,9 +177,9 @@ int gemm_pack(void *panels_, int64_t panel_stride, const void *src_, int64_t str
         return least.exponent();
     }
     // A row of src at a time, over all panels: memory is read in its own order. Of short rows the hardware sees too late that
-    // others follow.
+    // others follow. (A single row may have any stride.)
     constexpr int64_t kLine = 64 / sizeof(T), kShort = 2048 / sizeof(T), kRowsAhead = 32;
-    const int64_t ahead = stride_w == 1 && count < kShort ? count : 0;
+    const int64_t ahead = stride_w == 1 && count < kShort && kc > 1 ? count : 0;
     for (int64_t k = 0; k < kc; k += U::kDepth) {
         const T *from = src + k * stride_k, *next_k = k + 1 < kc ? from + stride_k : nullptr;
         for (int64_t w = 0; w < ahead; w += kLine)
