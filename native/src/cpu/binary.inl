@@ -53,12 +53,17 @@ INFINI_INLINE void binary_unit(T *c, const A a, const B b, int64_t n) {
     if (n < N) return n > 0 ? store_block_n(c, apply<Op>(a.at_n(0, n), b.at_n(0, n)), n) : void();
     // Aligned stores: one across two cache lines costs two, and streamed ones have to be. The first and the last block overlap
     // them, and are computed before and stored after, as c may be a or b.
-    const Block<T> first = apply<Op>(a.at(0), b.at(0)), last = apply<Op>(a.at(n - N), b.at(n - N));
     int64_t i = unaligned_head(c, n);
-    const bool split = i > 0;
+    const int64_t head = i, tail = (n - i) % N;
+    Packed<T> first, last;
+    if (head > 0) first = pack(apply<Op>(a.at(0), b.at(0)));
+    if (tail > 0) last = pack(apply<Op>(a.at(n - N), b.at(n - N)));
+    // A line that has just been streamed must not be written again: it would have to be read back.
+    if (Stream && head > 0) put_n(c, first, head);
     for (; i + N <= n; i += N) store_block<Stream>(c + i, apply<Op>(a.at(i), b.at(i)));
-    if (split) store_block<false>(c, first);
-    if (i < n) store_block<false>(c + n - N, last);
+    if (Stream) return tail > 0 ? store_block_n(c + i, apply<Op>(a.at_n(i, tail), b.at_n(i, tail)), tail) : void();
+    if (head > 0) put<false>(c, first);
+    if (tail > 0) put<false>(c + n - N, last);
 }
 
 template <int kSize>
@@ -95,47 +100,55 @@ INFINI_INLINE void gather(T *to, const T *from, int64_t stride, int64_t n) {
     for (int64_t i = 0; i < n; ++i) to[i] = from[i * stride];
 }
 
+/** Any strides. Strided operands pass through small buffers, so that the arithmetic is always done in vectors. */
 template <class Op, class T, bool Stream>
-void binary_row(void *c_, int64_t stride_c, const void *a_, int64_t stride_a, const void *b_, int64_t stride_b,
-                int64_t n) {
+INFINI_INLINE void binary_strided(T *c, int64_t stride_c, const T *a, int64_t stride_a, const T *b, int64_t stride_b,
+                                  int64_t n) {
     using Vector = Source<T, false>;
-    using Element = Source<T, true>;
-    T *c = static_cast<T *>(c_);
-    const T *a = static_cast<const T *>(a_), *b = static_cast<const T *>(b_);
-    if (stride_c == 1 && stride_a == 1 && stride_b == 1)
-        binary_unit<Op, T, Stream>(c, Vector(a), Vector(b), n);
-    else if (stride_c == 1 && stride_a == 1 && stride_b == 0)
-        binary_unit<Op, T, Stream>(c, Vector(a), Element(b), n);
-    else if (stride_c == 1 && stride_a == 0 && stride_b == 1)
-        binary_unit<Op, T, Stream>(c, Element(a), Vector(b), n);
-    else {
-        // Strided operands pass through small buffers, so that the arithmetic is always done in vectors.
-        constexpr int64_t kChunk = 256;
-        alignas(64) T buffer_a[kChunk], buffer_b[kChunk], buffer_c[kChunk];
-        int64_t count = stride_c == 1 ? unaligned_head(c, n) : 0; // so that what follows is aligned
-        if (count == 0) count = n < kChunk ? n : kChunk;
-        for (int64_t i = 0; i < n; i += count, count = n - i < kChunk ? n - i : kChunk) {
-            if (stride_a != 1) gather(buffer_a, a + i * stride_a, stride_a, count);
-            if (stride_b != 1) gather(buffer_b, b + i * stride_b, stride_b, count);
-            const Vector from_a(stride_a == 1 ? a + i : buffer_a), from_b(stride_b == 1 ? b + i : buffer_b);
-            if (stride_c == 1) {
-                binary_unit<Op, T, Stream>(c + i, from_a, from_b, count);
-            } else {
-                binary_unit<Op, T, false>(buffer_c, from_a, from_b, count);
-                for (int64_t j = 0; j < count; ++j) c[(i + j) * stride_c] = buffer_c[j];
-            }
+    constexpr int64_t kChunk = 256;
+    alignas(64) T buffer_a[kChunk], buffer_b[kChunk], buffer_c[kChunk];
+    int64_t count = stride_c == 1 ? unaligned_head(c, n) : 0; // so that what follows is aligned
+    if (count == 0) count = n < kChunk ? n : kChunk;
+    for (int64_t i = 0; i < n; i += count, count = n - i < kChunk ? n - i : kChunk) {
+        if (stride_a != 1) gather(buffer_a, a + i * stride_a, stride_a, count);
+        if (stride_b != 1) gather(buffer_b, b + i * stride_b, stride_b, count);
+        const Vector from_a(stride_a == 1 ? a + i : buffer_a), from_b(stride_b == 1 ? b + i : buffer_b);
+        if (stride_c == 1) {
+            binary_unit<Op, T, Stream>(c + i, from_a, from_b, count);
+        } else {
+            binary_unit<Op, T, false>(buffer_c, from_a, from_b, count);
+            for (int64_t j = 0; j < count; ++j) c[(i + j) * stride_c] = buffer_c[j];
         }
     }
 }
 
+template <class Op, class T, bool Stream>
+void binary_rows(TileOperand c_, TileOperand a_, TileOperand b_, int64_t rows, int64_t n) {
+    using Vector = Source<T, false>;
+    using Element = Source<T, true>;
+    T *c = static_cast<T *>(c_.p);
+    const T *a = static_cast<const T *>(a_.p), *b = static_cast<const T *>(b_.p);
+    const auto each_row = [&](auto &&row) INFINI_INLINE_LAMBDA {
+        for (; rows > 0; --rows, c += c_.row, a += a_.row, b += b_.row) row();
+    };
+    if (c_.col == 1 && a_.col == 1 && b_.col == 1)
+        each_row([&]() INFINI_INLINE_LAMBDA { binary_unit<Op, T, Stream>(c, Vector(a), Vector(b), n); });
+    else if (c_.col == 1 && a_.col == 1 && b_.col == 0)
+        each_row([&]() INFINI_INLINE_LAMBDA { binary_unit<Op, T, Stream>(c, Vector(a), Element(b), n); });
+    else if (c_.col == 1 && a_.col == 0 && b_.col == 1)
+        each_row([&]() INFINI_INLINE_LAMBDA { binary_unit<Op, T, Stream>(c, Element(a), Vector(b), n); });
+    else
+        each_row([&]() INFINI_INLINE_LAMBDA { binary_strided<Op, T, Stream>(c, c_.col, a, a_.col, b, b_.col, n); });
+}
+
 template <class Op, bool Stream>
-constexpr void fill_binary(BinaryRow *row) {
-    row[INFINI_DTYPE_F16] = binary_row<Op, f16, Stream>;
-    row[INFINI_DTYPE_BF16] = binary_row<Op, bf16, Stream>;
-    row[INFINI_DTYPE_F32] = binary_row<Op, float, Stream>;
-    row[INFINI_DTYPE_F64] = binary_row<Op, double, Stream>;
-    row[INFINI_DTYPE_I8] = row[INFINI_DTYPE_U8] = binary_row<Op, uint8_t, Stream>;
-    row[INFINI_DTYPE_I16] = row[INFINI_DTYPE_U16] = binary_row<Op, uint16_t, Stream>;
-    row[INFINI_DTYPE_I32] = row[INFINI_DTYPE_U32] = binary_row<Op, uint32_t, Stream>;
-    row[INFINI_DTYPE_I64] = row[INFINI_DTYPE_U64] = binary_row<Op, uint64_t, Stream>;
+constexpr void fill_binary(BinaryRows *rows) {
+    rows[INFINI_DTYPE_F16] = binary_rows<Op, f16, Stream>;
+    rows[INFINI_DTYPE_BF16] = binary_rows<Op, bf16, Stream>;
+    rows[INFINI_DTYPE_F32] = binary_rows<Op, float, Stream>;
+    rows[INFINI_DTYPE_F64] = binary_rows<Op, double, Stream>;
+    rows[INFINI_DTYPE_I8] = rows[INFINI_DTYPE_U8] = binary_rows<Op, uint8_t, Stream>;
+    rows[INFINI_DTYPE_I16] = rows[INFINI_DTYPE_U16] = binary_rows<Op, uint16_t, Stream>;
+    rows[INFINI_DTYPE_I32] = rows[INFINI_DTYPE_U32] = binary_rows<Op, uint32_t, Stream>;
+    rows[INFINI_DTYPE_I64] = rows[INFINI_DTYPE_U64] = binary_rows<Op, uint64_t, Stream>;
 }

@@ -1,4 +1,119 @@
-/* Tiles of add and mul in which an operand is transposed: contiguous in another dimension than the result. */
+/* Tiles of add and mul in which operands are transposed, contiguous in another dimension than the result: in squares that stay in
+ * registers, or in bands that are transposed into a buffer and are rows from there on. */
+
+INFINI_INLINE bool transposed(const TileOperand &x) { return x.row == 1 && x.col != 1 && x.col != 0; }
+
+/* ---- bands ----------------------------------------------------------------------------------------------------------- */
+
+/** Columns: a cache line of each is in a buffer on the stack, which is a small one in some threads. */
+constexpr int64_t kBandWidth = 256;
+constexpr int64_t kNear = 262144; // bytes: three operands of that size are likely to be in the second-level cache
+
+/** Has the lines fetched that a square of a later band begins with: of each column several at a time, which lie side by side,
+ *  before those of the next column. Memory is slow to give single lines. */
+template <class T>
+struct FetchRun {
+    static constexpr int64_t kLines = 8;
+    Stepped<const T> columns;
+    int64_t done = 0;
+    INFINI_INLINE void operator()() {
+        __builtin_prefetch(reinterpret_cast<const char *>(columns.p) + done * kLine, 0, 2);
+        if (++done < kLines) return;
+        done = 0;
+        columns.advance();
+    }
+};
+
+#if defined(__SSE2__)
+/** A band of kSide rows of x, and the rest of the rows of y and c that it is to be joined with. */
+template <class T>
+struct Band {
+    static constexpr int64_t kSide = kLine / sizeof(T);
+    Stepped<const T> x, ahead; // ahead: what is fetched by the whole band, if `far`
+    TileOperand y, c;
+    int64_t width;
+    bool far;
+
+    void transpose(Stepped<T> buffer) const {
+        const bool collide = x.collide(kSide);
+        const auto rows_of = [&](const TileOperand &operand, int64_t k) {
+            return Stepped<const T>{static_cast<const T *>(operand.p) + k * operand.col, operand.row};
+        };
+        each_piece(width, kSide, [&](int64_t k) {
+            Fetch<1, Stepped<const T>> fetch_next{x.of(after(k, kSide, width - kSide), 0)};
+            FetchRun<T> fetch_ahead{ahead.of(k / FetchRun<T>::kLines, 0)};
+            Fetch<2, Stepped<const T>> fetch_y{rows_of(y, k)};
+            Fetch<2, Stepped<const T>> fetch_ends{
+                rows_of(c, k == 0 ? 0 : width - 1)}; // they share their lines with others
+            const auto fetch = [&] {
+                fetch_next();
+                if (!far) return;
+                fetch_ahead();
+                fetch_y();
+                fetch_ends();
+            };
+            if (collide)
+                transpose_colliding<T, false>(buffer.of(0, k), x.of(k, 0), fetch);
+            else
+                transpose_square<T, false>(buffer.of(0, k), x.of(k, 0), fetch);
+        });
+    }
+};
+#endif
+
+template <class T>
+void binary_bands(BinaryRows kernel, TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t cols) {
+    constexpr int64_t kSide = kLine / sizeof(T);
+    const int64_t most = transposed(a) && transposed(b) ? kBandWidth / 2 : kBandWidth;
+    const int64_t width = ((cols - 1) / ((cols - 1) / most + 1) / kSide + 1) * kSide, pitch = most + kSide;
+    alignas(kLine) T buffer[kSide * (kBandWidth + 2 * kSide)];
+
+    const auto part = [](const TileOperand &x, int64_t i, int64_t j) {
+        return TileOperand{static_cast<T *>(x.p) + i * x.row + j * x.col, x.row, x.col};
+    };
+    const auto band = [&](const TileOperand &x, const TileOperand &y, T *lines, int64_t i, int64_t j, int64_t n_rows,
+                          int64_t n) {
+        if (!transposed(x)) return part(x, i, j);
+        const Stepped<const T> columns{static_cast<const T *>(x.p), x.col};
+#if defined(__SSE2__)
+        if (rows >= kSide && n >= kSide) {
+            const int64_t first = i < rows - kSide ? i : rows - kSide; // the last band overlaps the one before it
+            // Each of as many bands as a run has lines fetches its share of the runs of the next as many.
+            constexpr int64_t kRun = FetchRun<T>::kLines;
+            const int64_t next = (i / (kRun * kSide) + 1) * kRun * kSide, column = i / kSide % kRun * n / kRun;
+            const Band<T> rows_of_x{columns.of(j, first),
+                                    next < rows ? columns.of(j + column, next + kSide - 1)
+                                                : columns.of(j + width + column, kSide - 1),
+                                    part(y, first, j),
+                                    part(c, first, j),
+                                    n,
+                                    rows * cols * static_cast<int64_t>(sizeof(T)) > kNear};
+            rows_of_x.transpose({lines, pitch});
+            return TileOperand{lines + (i - first) * pitch, pitch, 1};
+        }
+#endif
+        transpose_lines<T>(Stepped<T>{lines, pitch}, columns.of(j, i), n_rows, n, false);
+        return TileOperand{lines, pitch, 1};
+    };
+    for (int64_t j = 0; j < cols; j += width) {
+        const int64_t n = cols - j < width ? cols - j : width;
+        for (int64_t i = 0; i < rows; i += kSide) {
+            const int64_t n_rows = rows - i < kSide ? rows - i : kSide;
+            const TileOperand from_a = band(a, b, buffer, i, j, n_rows, n);
+            const TileOperand from_b = band(b, a, buffer + (transposed(a) ? kSide * pitch : 0), i, j, n_rows, n);
+            kernel(part(c, i, j), from_a, from_b, n_rows, n);
+        }
+    }
+}
+
+/** Which bits move is all that matters to a transpose: one for all types of a size. */
+template <class T>
+constexpr auto kBandsOf = sizeof(T) == 1   ? binary_bands<uint8_t>
+                          : sizeof(T) == 2 ? binary_bands<uint16_t>
+                          : sizeof(T) == 4 ? binary_bands<uint32_t>
+                                           : binary_bands<uint64_t>;
+
+/* ---- squares --------------------------------------------------------------------------------------------------------- */
 
 #if defined(__SSE2__)
 /** A cache line of each of as many rows as elements make a line: the transposed operand, x, passes through registers alone. */
@@ -70,21 +185,28 @@ void binary_squares(Stepped<T> c, Stepped<const T> x, const T *y, int64_t y_row,
             }
 #endif
             kTransposeOf<T>(x_lines, {kSide, nullptr}, from_x.p, {from_x.step, nullptr}, n_rows, n_cols, false);
-            const Stepped<const T> from_lines{x_lines, kSide};
-            for (int64_t r = 0; r < n_rows; ++r)
-                binary_row<Op, T, false>(to[r], 1, y_first ? from_y[r] : from_lines[r], 1,
-                                         y_first ? from_lines[r] : from_y[r], 1, n_cols);
+            const TileOperand lines{x_lines, kSide, 1}, other{const_cast<T *>(from_y.p), from_y.step, 1};
+            binary_rows<Op, T, false>({to.p, to.step, 1}, y_first ? other : lines, y_first ? lines : other, n_rows,
+                                      n_cols);
         }
 }
 
+/* ---- either ---------------------------------------------------------------------------------------------------------- */
+
+/** Bands need a buffer, but leave arithmetic the rows it is fast in, which counts for halves, and stream whole lines to rows that
+ *  start anywhere. */
 template <class Op, class T>
 void binary_tile(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t cols, bool stream) {
-    const bool y_first = !(a.row == 1 && a.col != 1 && a.col != 0);
-    const TileOperand &x = y_first ? b : a, &y = y_first ? a : b;
     const Stepped<T> to{static_cast<T *>(c.p), c.row};
-    const Stepped<const T> from{static_cast<const T *>(x.p), x.col};
-    const auto squares = stream && to.aligned() ? binary_squares<Op, T, true> : binary_squares<Op, T, false>;
-    squares(to, from, static_cast<const T *>(y.p), y.row, y.col, y_first, rows, cols, stream);
+    if (sizeof(T) == 2 || (stream && (sizeof(T) < 8 || !to.aligned())))
+        return kBandsOf<T>(stream ? binary_rows<Op, T, true> : binary_rows<Op, T, false>, c, a, b, rows, cols);
+    if constexpr (sizeof(T) != 2) { // nor need there be squares of those
+        const bool y_first = !transposed(a);
+        const TileOperand &x = y_first ? b : a, &y = y_first ? a : b;
+        const Stepped<const T> from{static_cast<const T *>(x.p), x.col};
+        const auto squares = stream ? binary_squares<Op, T, sizeof(T) == 8> : binary_squares<Op, T, false>;
+        squares(to, from, static_cast<const T *>(y.p), y.row, y.col, y_first, rows, cols, stream);
+    }
 }
 
 template <class Op>

@@ -6,7 +6,7 @@ namespace infini {
 /* Shares of the last-level cache that a result, none of it read before, has to reach. Below it what was written is likely to be
  * found there again. */
 constexpr double kStreamResults = 1. / 2; // of operators that compute
-constexpr double kStreamCopies = 3. / 8;  // of those that only move: with what they read, as large, three quarters
+constexpr double kStreamCopies = 3. / 8;  // of those that move or transpose: with what is read, more than this
 
 /** Is a result of so many bytes better streamed? The environment variable INFINIOP_STREAM_BYTES, read once, sets a number of bytes
  *  in place of all shares. */

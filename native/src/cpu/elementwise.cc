@@ -10,44 +10,45 @@ namespace {
 
 enum { kC, kA, kB };
 
-/** The kernel for rows of c, past the caches where that is better and c is neither a nor b. */
+/** The kernel for rows of c, past the caches where c is `stream_share` of them or more, and neither a nor b. */
 struct BinaryKernel {
-    BinaryKernel(const InfiniProblem &problem, BinaryOp op) {
+    BinaryKernel(const InfiniProblem &problem, BinaryOp op, double stream_share) {
         const InfiniOperand &c = problem.operands[kC];
         plain = kernels().binary[op][c.dtype];
         size = kDtypes[c.dtype].size;
         const bool unit = c.ndim > 0 && c.stride[c.ndim - 1] == 1;
-        if (unit && worth_streaming(static_cast<double>(element_count(c) * size), kStreamResults))
+        if (unit && worth_streaming(static_cast<double>(element_count(c) * size), stream_share))
             stream = kernels().binary_stream[op][c.dtype];
     }
-    BinaryRow of(const InfiniCall &call) const {
+    BinaryRows of(const InfiniCall &call) const {
         const void *const c = call.operands[kC];
         const bool elsewhere = c != call.operands[kA] && c != call.operands[kB];
         const bool aligned = reinterpret_cast<uintptr_t>(c) % static_cast<size_t>(size) == 0;
         return stream != nullptr && elsewhere && aligned ? stream : plain;
     }
-    void finish(BinaryRow used) const {
+    void finish(BinaryRows used) const {
         if (used == stream) finish_streams();
     }
 
-    BinaryRow plain, stream = nullptr;
+    BinaryRows plain, stream = nullptr;
     int64_t size;
 };
 
 struct BinaryPlan final : CpuPlan {
-    BinaryPlan(const InfiniProblem &problem, BinaryOp op) : loop(problem.operands), kernel(problem, op) {}
+    BinaryPlan(const InfiniProblem &problem, BinaryOp op)
+        : loop(problem.operands), kernel(problem, op, kStreamResults) {}
 
     void run(const InfiniCall &call) const override {
-        char *const c = static_cast<char *>(call.operands[kC]);
-        const char *const a = static_cast<const char *>(call.operands[kA]);
-        const char *const b = static_cast<const char *>(call.operands[kB]);
         const int64_t size = kernel.size, cache_line = 64 / size;
-        const BinaryRow row = kernel.of(call);
+        const BinaryRows rows = kernel.of(call);
+        const auto operand = [&](int i, const int64_t *at, int64_t first) {
+            return TileOperand{static_cast<char *>(call.operands[i]) + at[i] + first * loop.step[i] * size, 0,
+                               loop.step[i]};
+        };
         loop.parallel_walk(cache_line, [&](const int64_t *at, int64_t first, int64_t n) {
-            row(c + at[kC] + first * loop.step[kC] * size, loop.step[kC], a + at[kA] + first * loop.step[kA] * size,
-                loop.step[kA], b + at[kB] + first * loop.step[kB] * size, loop.step[kB], n);
+            rows(operand(kC, at, first), operand(kA, at, first), operand(kB, at, first), 1, n);
         });
-        kernel.finish(row);
+        kernel.finish(rows);
     }
 
     RowLoop<3> loop;
@@ -62,7 +63,7 @@ struct BinaryTilePlan final : CpuPlan {
 
     BinaryTilePlan(const InfiniProblem &problem, BinaryOp op, int across_dim)
         : outer(loops_without<3>(problem.operands, 1u << across_dim | 1u << (problem.operands[kC].ndim - 1))),
-          row_kernel(problem, op), tile(kernels().binary_tile[op][problem.operands[kC].dtype]) {
+          kernel(problem, op, kStreamCopies), tile(kernels().binary_tile[op][problem.operands[kC].dtype]) {
         const int last = problem.operands[kC].ndim - 1;
         rows = problem.operands[kC].shape[across_dim];
         cols = problem.operands[kC].shape[last];
@@ -75,8 +76,8 @@ struct BinaryTilePlan final : CpuPlan {
     static bool transposed(int64_t across, int64_t along) { return across == 1 && along != 0 && along != 1; }
 
     void run(const InfiniCall &call) const override {
-        const int64_t size = row_kernel.size;
-        const BinaryRow row = row_kernel.of(call);
+        const int64_t size = kernel.size;
+        const BinaryRows used = kernel.of(call);
         const auto operand = [&](int i, const int64_t *at, int64_t r, int64_t col) {
             return TileOperand{static_cast<char *>(call.operands[i]) + at[i] + (r * across[i] + col * along[i]) * size,
                                across[i], along[i]};
@@ -84,13 +85,13 @@ struct BinaryTilePlan final : CpuPlan {
         parallel_tiles(outer, rows, cols, kTileRows, kTileRowBytes / size, size, 3 * size,
                        [&](const int64_t *at, int64_t r, int64_t n_rows, int64_t col, int64_t n_cols) {
                            tile(operand(kC, at, r, col), operand(kA, at, r, col), operand(kB, at, r, col), n_rows,
-                                n_cols, row == row_kernel.stream);
+                                n_cols, used == kernel.stream);
                        });
-        row_kernel.finish(row);
+        kernel.finish(used);
     }
 
     RowLoop<3> outer;
-    BinaryKernel row_kernel;
+    BinaryKernel kernel;
     BinaryTile tile;
     int64_t rows, cols;
     int64_t across[3], along[3]; // strides of the two tiled dimensions, elements

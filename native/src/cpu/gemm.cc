@@ -73,13 +73,13 @@ struct Matrix {
 
 /** What follows the product: C = C op D, by the kernels and with the roundings of the operator itself. */
 struct Epilogue {
-    BinaryRow row = nullptr; // null: nothing
+    BinaryRows kernel = nullptr; // null: nothing
     BinaryTile tile = nullptr;
 
     Epilogue() = default;
-    Epilogue(BinaryOp op, int dtype) : row(kernels().binary[op][dtype]), tile(kernels().binary_tile[op][dtype]) {}
+    Epilogue(BinaryOp op, int dtype) : kernel(kernels().binary[op][dtype]), tile(kernels().binary_tile[op][dtype]) {}
 
-    void run(TileOperand c, TileOperand d, int64_t rows, int64_t cols, int64_t size) const {
+    void run(TileOperand c, TileOperand d, int64_t rows, int64_t cols) const {
         constexpr int64_t kFewSteps = 4; // so short a row costs a call that strided elements are not worth saving
         if (c.col != 1 && (rows > cols || (c.row == 1 && rows >= kFewSteps))) {
             std::swap(rows, cols);
@@ -91,10 +91,7 @@ struct Epilogue {
         }
         const bool transposed = rows > 1 && d.row == 1 && d.col != 0 && d.col != 1;
         if (c.col == 1 && transposed) return tile(c, c, d, rows, cols, false);
-        for (int64_t i = 0; i < rows; ++i) {
-            void *const to = static_cast<char *>(c.p) + i * c.row * size;
-            row(to, c.col, to, c.col, static_cast<char *>(d.p) + i * d.row * size, d.col, cols);
-        }
+        kernel(c, c, d, rows, cols);
     }
 };
 
@@ -122,7 +119,7 @@ struct Gemm {
         c = matrix(dc);
         a = matrix(da);
         b = matrix(db);
-        if (epilogue.row != nullptr) d = matrix(problem.operands[3]);
+        if (epilogue.kernel != nullptr) d = matrix(problem.operands[3]);
         // One B for all items: their rows are rows of one taller problem.
         const auto goes_on = [&](const Matrix &x) { return m == 1 || x.batch == m * x.row; };
         if (batch > 1 && b.batch == 0 && goes_on(c) && goes_on(a) && goes_on(d)) {
@@ -156,9 +153,9 @@ struct Gemm {
 
     /** Rows i0.., columns j0.. of C hold the product: what follows it, once. */
     void finish(char *pc, char *pd, int64_t i0, int64_t j0, int64_t rows, int64_t cols) const {
-        if (epilogue.row == nullptr) return;
+        if (epilogue.kernel == nullptr) return;
         epilogue.run({at_c(pc, i0, j0), c.row, c.col}, {pd + (i0 * d.row + j0 * d.col) * size, d.row, d.col}, rows,
-                     cols, size);
+                     cols);
     }
 };
 
@@ -576,7 +573,7 @@ struct GemmPlan final : CpuPlan {
 
     void run(const InfiniCall &call) const override {
         char *const pc = static_cast<char *>(call.operands[0]) + g.c.offset;
-        const bool plain = g.epilogue.row == nullptr;
+        const bool plain = g.epilogue.kernel == nullptr;
         char *const pd = plain ? nullptr : static_cast<char *>(call.operands[3]) + g.d.offset;
         const float beta = plain ? call.beta : 0; // a graph may have been given one for an operator without it
         if (g.k == 0 || call.alpha == 0) return scale(pc, pd, beta);

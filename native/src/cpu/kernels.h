@@ -13,18 +13,17 @@ namespace infini {
 
 constexpr int kDtypeCount = INFINI_DTYPE_BF16 + 1;
 
-/** c[i * stride_c] = a[i * stride_a] op b[i * stride_b] for i < n. c may be exactly a or b. */
-using BinaryRow = void (*)(void *c, int64_t stride_c, const void *a, int64_t stride_a, const void *b, int64_t stride_b,
-                           int64_t n);
-
 /** Elements [i * row + j * col], strides in elements. */
 struct TileOperand {
     void *p;
     int64_t row, col;
 };
 
-/** c = a op b for i < rows, j < cols. c is contiguous in j; a or b is contiguous in i, and is not c. `stream`: past the caches
- *  where c's rows start at cache lines; neither operand is c then. */
+/** c = a op b for i < rows, j < cols. c may be exactly a or b. Fast where columns are neighbours. */
+using BinaryRows = void (*)(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t cols);
+
+/** The same, where c is contiguous in j; a or b, or both, are contiguous in i, and are not c. `stream`: past the caches; neither
+ *  operand is c then. */
 using BinaryTile = void (*)(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t cols, bool stream);
 
 constexpr int64_t kNormChunk = 8192; // most elements of a row that NormKernel::row_stream takes
@@ -130,9 +129,9 @@ struct CeilingKernels {
 
 struct KernelTable {
     const char *name;
-    BinaryRow binary[kBinaryOpCount][kDtypeCount]; // by dtype; null where the operator does not take it
-    BinaryRow binary_stream[kBinaryOpCount]
-                           [kDtypeCount]; // c past the caches; c is not a or b, and aligned to its elements
+    BinaryRows binary[kBinaryOpCount][kDtypeCount]; // by dtype; null where the operator does not take it
+    BinaryRows binary_stream[kBinaryOpCount]
+                            [kDtypeCount]; // c past the caches; c is not a or b, and aligned to its elements
     BinaryTile binary_tile[kBinaryOpCount][kDtypeCount];
     NormKernel add_rms_norm[kDtypeCount][kDtypeCount]; // by dtype of the tensors and of the weight
     CopyRow copy[5];                                   // by log2 of the element size
