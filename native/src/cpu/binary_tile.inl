@@ -193,14 +193,21 @@ void binary_squares(Stepped<T> c, Stepped<const T> x, const T *y, int64_t y_row,
 
 /* ---- either ---------------------------------------------------------------------------------------------------------- */
 
-/** Bands need a buffer, but leave arithmetic the rows it is fast in, which counts for halves, and stream whole lines to rows that
- *  start anywhere. */
+/** Are squares as fast as bands in the caches? Those of F16 are not, whose arithmetic is fast in rows only. */
+template <class T>
+constexpr bool kSquares = true;
+template <>
+constexpr bool kSquares<f16> = false;
+
+/** Bands need a buffer, but stream whole lines, and to rows that start anywhere. Only those of halves, whose pieces of a row are
+ *  few lines, lose more at their ends than streaming gains, unless rows start at lines. */
 template <class Op, class T>
 void binary_tile(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t cols, bool stream) {
     const Stepped<T> to{static_cast<T *>(c.p), c.row};
-    if (sizeof(T) == 2 || (stream && (sizeof(T) < 8 || !to.aligned())))
+    if (sizeof(T) == 2 && !to.aligned()) stream = false;
+    if (!kSquares<T> || (stream && (sizeof(T) < 8 || !to.aligned())))
         return kBandsOf<T>(stream ? binary_rows<Op, T, true> : binary_rows<Op, T, false>, c, a, b, rows, cols);
-    if constexpr (sizeof(T) != 2) { // nor need there be squares of those
+    if constexpr (kSquares<T>) {
         const bool y_first = !transposed(a);
         const TileOperand &x = y_first ? b : a, &y = y_first ? a : b;
         const Stepped<const T> from{static_cast<const T *>(x.p), x.col};
