@@ -42,11 +42,13 @@ struct BinaryPlan final : CpuPlan {
         const int64_t size = kernel.size, cache_line = 64 / size;
         const BinaryRows rows = kernel.of(call);
         const auto operand = [&](int i, const int64_t *at, int64_t first) {
-            return TileOperand{static_cast<char *>(call.operands[i]) + at[i] + first * loop.step[i] * size, 0,
-                               loop.step[i]};
+            return TileOperand{static_cast<char *>(call.operands[i]) + at[i] + first * loop.step[i] * size,
+                               loop.row_stride(i) / size, loop.step[i]};
         };
-        loop.parallel_walk(cache_line, [&](const int64_t *at, int64_t first, int64_t n) {
-            rows(operand(kC, at, first), operand(kA, at, first), operand(kB, at, first), 1, n);
+        loop.parallel_pieces(cache_line, [&](int64_t begin, int64_t end) {
+            loop.walk_blocks(begin, end, [&](const int64_t *at, int64_t first, int64_t n, int64_t n_rows) {
+                rows(operand(kC, at, first), operand(kA, at, first), operand(kB, at, first), n_rows, n);
+            });
         });
         kernel.finish(rows);
     }

@@ -45,32 +45,52 @@ struct RowLoop {
         }
     }
 
-    /** Calls row(byte offsets of the operands, first element, number of elements) for the elements begin..end in row order. */
-    template <class Row>
-    void walk(int64_t begin, int64_t end, Row &&row) const {
+    /** Calls block(byte offsets of the operands, first element, number of elements, number of rows) for the elements begin..end
+     *  in row order. Only whole rows come several at a time, of the innermost loop. */
+    template <class Block>
+    void walk_blocks(int64_t begin, int64_t end, Block &&block) const {
+        const int inner = ndim - 1;
         int64_t index[INFINI_MAX_DIMS], at[N];
         int64_t first = begin % n;
         int64_t rest = begin / n;
         for (int i = 0; i < N; ++i) at[i] = offset[i];
-        for (int d = ndim - 1; d >= 0; --d) {
+        for (int d = inner; d >= 0; --d) {
             index[d] = rest % shape[d];
             rest /= shape[d];
             for (int i = 0; i < N; ++i) at[i] += index[d] * stride[i][d];
         }
         for (;;) {
             const int64_t count = std::min(n - first, end - begin);
-            row(at, first, count);
-            begin += count;
+            const int64_t together =
+                inner >= 0 && count == n ? std::min(shape[inner] - index[inner], (end - begin) / n) : 1;
+            block(at, first, count, together);
+            begin += count * together;
             if (begin >= end) return;
             first = 0;
-            for (int d = ndim - 1; d >= 0; --d) {
-                for (int i = 0; i < N; ++i) at[i] += stride[i][d];
-                if (++index[d] < shape[d]) break;
+            int64_t steps = together;
+            for (int d = inner; d >= 0; --d, steps = 1) {
+                for (int i = 0; i < N; ++i) at[i] += steps * stride[i][d];
+                if ((index[d] += steps) < shape[d]) break;
                 for (int i = 0; i < N; ++i) at[i] -= index[d] * stride[i][d];
                 index[d] = 0;
             }
         }
     }
+
+    /** Calls row(byte offsets of the operands, first element, number of elements) for each row of these. */
+    template <class Row>
+    void walk(int64_t begin, int64_t end, Row &&row) const {
+        walk_blocks(begin, end, [&](const int64_t *from, int64_t first, int64_t count, int64_t together) {
+            int64_t at[N];
+            for (int i = 0; i < N; ++i) at[i] = from[i];
+            for (int64_t r = 0; r < together; ++r) {
+                row(at, first, count);
+                for (int i = 0; i < N; ++i) at[i] += row_stride(i);
+            }
+        });
+    }
+    /** Bytes from a row to the next one of the innermost loop. */
+    int64_t row_stride(int i) const { return ndim > 0 ? stride[i][ndim - 1] : 0; }
 
     /** Calls piece(begin, end) for pieces of all elements that are not empty, by as many threads as it is worth. Pieces start at
      *  multiples of `grain` elements. */
