@@ -125,6 +125,7 @@ class Descriptor:
         "_head",
         "_run",
         "device",
+        "name",
         "offsets",
         "pointer",
         "run3",
@@ -136,6 +137,7 @@ class Descriptor:
     ) -> None:
         self._destroy = op.destroy
         self._run = op.run
+        self.name = op.name
         self.device = device
         self.pointer = pointer
         self.offsets = offsets
@@ -157,7 +159,7 @@ class Descriptor:
         """One native call for a descriptor without offsets; returns its status."""
         arguments = self._head
         if self.workspace_size:
-            scratch = cpu_workspace().reserve(self.workspace_size)
+            scratch = cpu_workspace().reserve(self.workspace_size, self.name)
             assert scratch is not None  # and is kept while it is used
             arguments = (self.pointer, scratch._pointer, self.workspace_size)
         return self._run(*arguments, *pointers, *scalars, NULL)  # type: ignore[no-any-return]
@@ -273,7 +275,7 @@ def refuse(call: Call) -> NativeGraph:
 
 def reserve(call: Call) -> None:
     """Get the workspace that a run of the call by this thread needs."""
-    _workspace(call.device).reserve(call.plan.workspace_size)
+    _workspace(call.device).reserve(call.plan.workspace_size, call.name)
 
 
 def _workspace(device: Device) -> Workspace:
@@ -293,10 +295,10 @@ def run(call: Call) -> None:
             raise _run_refusal(status, call)
         return
     if device is CPU:
-        descriptor.run(call, NULL, cpu_workspace().reserve(size) if size else None)
+        descriptor.run(call, NULL, cpu_workspace().reserve(size, call.name) if size else None)
         return
     with device_scope(device):
-        scratch = _workspace(device).reserve(size) if size else None
+        scratch = _workspace(device).reserve(size, call.name) if size else None
         descriptor.run(call, get_stream(device).pointer, scratch)
 
 

@@ -23,12 +23,12 @@ class Workspace:
         self.device = device
         self._tensor: Tensor | None = None
 
-    def reserve(self, nbytes: int) -> Tensor | None:
-        """Return at least `nbytes` bytes, to be held on to while they are used; None for 0."""
+    def reserve(self, nbytes: int, op: str) -> Tensor | None:
+        """Return at least `nbytes` bytes, to be held while they are used, for `op`; None for 0."""
         if nbytes == 0:
             return None
         if self._tensor is None or self._tensor.size < nbytes:
-            self._tensor = allocate(DType.U8, (nbytes,), self.device, "workspace")
+            self._tensor = allocate(DType.U8, (nbytes,), self.device, f"{op}: workspace")
         return self._tensor
 
     @property

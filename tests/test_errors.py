@@ -589,7 +589,7 @@ def test_an_addend_is_not_copied_before_all_is_checked(which: str, recording: bo
 
 
 def test_an_addend_is_not_copied_without_a_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    def reserve(self: object, nbytes: int) -> None:
+    def reserve(self: object, nbytes: int, op: str) -> None:
         if nbytes:
             raise ip.OutOfMemoryError("no workspace")
 
