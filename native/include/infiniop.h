@@ -18,6 +18,7 @@
  *  - Operand pointers name the element with index (0, ..., 0), in memory of the descriptor's device (host memory for the
  *    CPU), aligned to the element type (complex ones to their parts) and no more. An operand without elements may be NULL.
  *  - The workspace needs no alignment, belongs to the call while it runs, and may be NULL when the size asked for is 0.
+ *    Of the memory given, as many bytes as were asked for are used; one that is an operand's as well is BAD_PARAM.
  *
  *  LAYOUTS
  *  - Sizes may be 0; a dimension of size 1 may have any stride; inputs may have stride 0 (broadcast) or negative strides.

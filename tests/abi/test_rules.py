@@ -879,6 +879,30 @@ def test_workspace(abi: Abi, op: Op) -> None:
     assert abi.destroy(op, desc) == SUCCESS
 
 
+@pytest.mark.parametrize("name", OPS["gemm"].operands)
+def test_a_workspace_that_is_an_operands_too(abi: Abi, name: str) -> None:
+    """What is before, after and between the rows of an operand is free; its elements are not."""
+    op, n, step = OPS["gemm"], 64, 1 << 18
+    layouts = {operand: L((n, n), (step // 2, 1), dtype="f16") for operand in op.operands}
+    desc = abi.created(op, layouts)
+    size = abi.workspace_size(op, desc)
+    assert 0 < size < step - 2 * n, "it fits between two rows"
+    memory = {operand: Memory(at, 1.0) for operand, at in layouts.items()}
+    last = (n - 1) * step + 2 * n
+    block = np.zeros(2 * size + last, np.uint8)
+    pointers: dict[str, int | None] = {operand: held.pointer for operand, held in memory.items()}
+    pointers[name] = start = block.ctypes.data + size
+    gap = start + step + 2 * n
+    for at in (start - size, gap, gap + step - 2 * n - size, start + last):
+        assert abi.run(op, desc, pointers, at, size) == SUCCESS, abi.lib.message()
+    before, block[:] = written(memory), 7
+    for at in (start - size + 1, start, gap - 1, gap + step - 2 * n - size + 1, start + last - 1):
+        refused(abi.lib, abi.run(op, desc, pointers, at, size), BAD_PARAM, op, name)
+        assert "workspace" in abi.lib.message()
+    assert written(memory) == before and np.all(block == 7)
+    assert abi.destroy(op, desc) == SUCCESS
+
+
 def test_streams_are_ignored(abi: Abi) -> None:
     for op in OPS.values():
         desc = abi.created(op, op.layouts())

@@ -168,6 +168,21 @@ infiniStatus_t Plan::check_call(const InfiniCall &call) const {
                                                                : "");
         }
     }
+    for (int i = 0; workspace_size_ > 0 && i < spec_.n_operands; ++i) {
+        const char *const operand = static_cast<const char *>(call.operands[i]);
+        const char *const workspace = static_cast<const char *>(call.workspace);
+        const int64_t size = kDtypes[operands_[i].dtype].size;
+        if (workspace + workspace_size_ <= operand + extents_[i].lo * size ||
+            operand + extents_[i].hi * size <= workspace)
+            continue;
+        InfiniOperand bytes{};
+        bytes.dtype = INFINI_DTYPE_U8;
+        bytes.ndim = 1;
+        bytes.shape[0] = static_cast<int64_t>(workspace_size_);
+        bytes.stride[0] = 1;
+        if (overlap(bytes, workspace, operands_[i], operand))
+            return fail(INFINI_STATUS_BAD_PARAM, "%s: the workspace overlaps %s", spec_.name, spec_.operand_names[i]);
+    }
     return INFINI_STATUS_SUCCESS;
 }
 
