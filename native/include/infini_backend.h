@@ -9,7 +9,8 @@
  *    3. libinfini_<family>.so in the folder of libinfinirt.so: cuda for NVIDIA, else the family's name in lower case
  *  The first plugin that passes takes the slot. It is checked: entry symbol, ABI number, struct sizes, a free slot that is
  *  not the CPU's, complete tables, probe. A plugin that fails leaves its reason for infinirtGetBackendInfo and is no error
- *  of the process; one that passed is never unloaded.
+ *  of the process; one that passed is never unloaded. While a thread loads a plugin, what the plugin asks the host for in that
+ *  thread is answered from the slots that are filled already.
  *
  *  WHO CHECKS WHAT
  *  Arguments are checked before a backend sees them: pointers that must not be NULL are not, device ids are in range,

@@ -58,6 +58,9 @@
 #ifndef FAKE_ENTRY_NULL
 #define FAKE_ENTRY_NULL 0 /* 1: "I cannot work with this host" */
 #endif
+#ifndef FAKE_ASKS
+#define FAKE_ASKS 0 /* 1: its probe asks the host for its own device, and to load it once more */
+#endif
 /* What it answers, instead of doing it. */
 #ifndef FAKE_PROBE
 #define FAKE_PROBE INFINI_STATUS_SUCCESS
@@ -894,7 +897,24 @@ MAYBE_UNUSED static infiniStatus_t graph_launch(int device_id, infinirtGraphExec
 
 /* ---- the plugin ------------------------------------------------------------------------------------------------------ */
 
+/* A host that is loading this plugin cannot offer it yet. */
+static int host_waits_for_the_probe(void) {
+    Dl_info info, own;
+    infiniStatus_t (*load)(const char *), (*set)(infiniDevice_t, int);
+    void *address, *library;
+    memcpy(&address, &host_library->fail, sizeof address);
+    if (!dladdr(address, &info) || !dladdr(&counts, &own)) return 0;
+    library = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+    address = dlsym(library, "infinirtLoadBackend");
+    memcpy(&load, &address, sizeof load);
+    address = dlsym(library, "infinirtSetDevice");
+    memcpy(&set, &address, sizeof set);
+    return load(own.dli_fname) == INFINI_STATUS_BAD_PARAM &&
+           set(FAKE_SLOT, 0) == INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED;
+}
+
 static infiniStatus_t probe(char *reason, size_t size) {
+    if (FAKE_ASKS && !host_waits_for_the_probe()) return INFINI_STATUS_INTERNAL_ERROR;
     if (FAKE_PROBE != INFINI_STATUS_SUCCESS) snprintf(reason, size, "fake: no device answers");
     return FAKE_PROBE;
 }

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "core/fork_mutex.h"
+#include "core/thread_local.h"
 #include "cpu/cpu_backend.h"
 
 namespace infini {
@@ -31,8 +32,8 @@ constexpr const char *kPluginNames[INFINI_DEVICE_TYPE_COUNT] = {"cpu",   "cuda",
 struct Slot {
     std::atomic<const InfiniBackend *> backend{nullptr};
     bool searched = false;
-    const char *path = ""; // strings handed out live for ever: a new one replaces the pointer, never the text
-    const char *reason = "";
+    std::atomic<const char *> path{""}; // strings live for ever: a new one replaces the pointer, never the text
+    std::atomic<const char *> reason{""};
 };
 
 struct Registry {
@@ -48,6 +49,20 @@ struct Registry {
 };
 
 Registry &registry = *new Registry; // never destroyed: used until the process is gone
+
+/** Held by the thread that opens plugins. A plugin that asks for devices meanwhile, in that thread, finds no more than is there
+ *  already. */
+class Loading {
+public:
+    Loading() : lock_(registry.mutex) { here_ = true; }
+    ~Loading() { here_ = false; }
+    static bool here() { return here_; }
+
+private:
+    std::lock_guard<ForkMutex> lock_;
+    static INFINI_THREAD_LOCAL bool here_;
+};
+INFINI_THREAD_LOCAL bool Loading::here_ = false;
 
 const char *keep(const std::string &text) {
     const char *copy = strdup(text.c_str());
@@ -124,7 +139,7 @@ struct Outcome {
     std::string reason;
 };
 
-/** Opens one plugin and puts it into its slot. The registry is locked. */
+/** Opens one plugin and puts it into its slot. This thread is Loading. */
 Outcome load(const char *path) {
     if (path[0] != '/') return {INFINI_STATUS_BAD_PARAM, std::string(path) + ": the path of a plugin must be absolute"};
     if (!is_whole_library(path))
@@ -155,8 +170,8 @@ Outcome load(const char *path) {
     Slot &slot = registry.slots[backend->device_type];
     if (slot.backend.load() == backend) return {INFINI_STATUS_SUCCESS, ""}; // the same file again
     if (slot.backend.load() != nullptr)
-        return refuse(INFINI_STATUS_BAD_PARAM,
-                      std::string("the slot of ") + device_name(backend->device_type) + " is taken by " + slot.path);
+        return refuse(INFINI_STATUS_BAD_PARAM, std::string("the slot of ") + device_name(backend->device_type) +
+                                                   " is taken by " + slot.path.load());
     char why[512] = "";
     const infiniStatus_t status = backend->probe(why, sizeof why);
     why[sizeof why - 1] = '\0';
@@ -197,7 +212,8 @@ std::string library_folder() {
 }
 
 void search(infiniDevice_t device) {
-    std::lock_guard<ForkMutex> lock(registry.mutex);
+    if (Loading::here()) return;
+    const Loading loading;
     if (!registry.environment_read) load_from_environment();
     Slot &slot = registry.slots[device];
     if (slot.searched || slot.backend.load() != nullptr) return;
@@ -211,7 +227,7 @@ void search(infiniDevice_t device) {
     } else {
         outcome.reason = "there is no " + path;
     }
-    if (slot.reason[0] == '\0') slot.reason = keep(outcome.reason + registry.environment_failures);
+    if (*slot.reason.load() == '\0') slot.reason = keep(outcome.reason + registry.environment_failures);
 }
 
 } // namespace
@@ -227,9 +243,9 @@ const InfiniBackend *find_backend(infiniDevice_t device) {
 }
 
 infiniStatus_t fail_no_backend(const char *function, infiniDevice_t device) {
-    std::lock_guard<ForkMutex> lock(registry.mutex);
+    const char *const reason = registry.slots[device].reason;
     return fail(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, "%s: no backend for %s: %s", function, device_name(device),
-                registry.slots[device].reason);
+                *reason != '\0' ? reason : "it is being loaded");
 }
 
 int device_count(infiniDevice_t device) {
@@ -247,11 +263,12 @@ extern "C" {
 
 INFINI_EXPORT(infinirtLoadBackend, (const char *path), {
     if (path == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: path is NULL", fn);
-    Outcome outcome;
-    {
-        std::lock_guard<ForkMutex> lock(registry.mutex);
-        outcome = load(path);
-    }
+    if (Loading::here())
+        return fail(INFINI_STATUS_BAD_PARAM, "%s: %s: this thread is loading a plugin already", fn, path);
+    const Outcome outcome = [&] {
+        const Loading loading;
+        return load(path);
+    }();
     if (outcome.status == INFINI_STATUS_SUCCESS) return outcome.status;
     return fail(outcome.status, "%s: %s", fn, outcome.reason.c_str());
 })
@@ -261,10 +278,11 @@ INFINI_EXPORT(infinirtGetBackendInfo, (infiniDevice_t device, InfiniBackendInfo 
     if (!device_known(device))
         return fail(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, "%s: %d is not a device type", fn, device);
     const InfiniBackend *backend = find_backend(device);
-    std::lock_guard<ForkMutex> lock(registry.mutex);
     const Slot &slot = registry.slots[device];
-    *info = {backend != nullptr, backend != nullptr ? backend->name : "", backend != nullptr ? backend->version : "",
-             slot.path, slot.reason};
+    if (backend != nullptr)
+        *info = {true, backend->name, backend->version, slot.path, slot.reason};
+    else
+        *info = {false, "", "", "", slot.reason};
     return INFINI_STATUS_SUCCESS;
 })
 
