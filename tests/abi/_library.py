@@ -87,6 +87,9 @@ class Library:
         except KeyError:
             raise AttributeError(name) from None
 
+    def address(self, name: str) -> int:
+        return ctypes.cast(self.functions[name], ctypes.c_void_p).value or 0
+
     def message(self) -> str:
         """This thread's last error message."""
         text: bytes = self.infiniopGetLastErrorMessage()

@@ -170,6 +170,20 @@ def test_set_last_error_returns_the_status(lib: Library) -> None:
     assert lib.infinirtGetLastErrorMessage() == lib.infiniopGetLastErrorMessage() == b"a sentence"
 
 
+def test_the_last_error_may_be_set_to_itself_or_its_end(lib: Library) -> None:
+    """A plugin passes on what it was told."""
+    get = ctypes.CFUNCTYPE(ctypes.c_void_p)(lib.address("infinirtGetLastErrorMessage"))
+    assert lib.infinirtSetLastError(BAD_PARAM, b"why: a sentence") == BAD_PARAM
+    for start, wanted in ((0, b"why: a sentence"), (5, b"a sentence")):
+        assert lib.infinirtSetLastError(BAD_PARAM, get() + start) == BAD_PARAM
+        assert lib.infinirtGetLastErrorMessage() == wanted
+
+
+def test_a_message_is_cut_to_1023_bytes(lib: Library) -> None:
+    assert lib.infinirtSetLastError(BAD_PARAM, b"x" * 1023 + b"y") == BAD_PARAM
+    assert lib.infinirtGetLastErrorMessage() == b"x" * 1023
+
+
 # ---- streams and events --------------------------------------------------------------------------
 
 

@@ -66,7 +66,7 @@ class Caller:
         self, name: str, arguments: list[Any], fail_at: int = -1, for_good: bool = False, thread: bool = False
     ) -> Fault:
         call = Call(fail_at=fail_at, for_good=for_good)
-        call.function = ctypes.cast(self.lib.functions[name], ctypes.c_void_p).value
+        call.function = self.lib.address(name)
         for place, x in enumerate(x for x in arguments if not isinstance(x, float)):
             call.i[place] = _register(x)
         for place, x in enumerate(x for x in arguments if isinstance(x, float)):

@@ -1,6 +1,6 @@
 /* This thread's last error message. To say "out of memory" needs no memory: where none is left for the text, one that is
  * always there stands for it. */
-#include <cstdio>
+#include <cstring>
 
 #include "core/thread_local.h"
 #include "infini_backend.h"
@@ -19,7 +19,10 @@ infiniStatus_t infinirtSetLastError(infiniStatus_t status, const char *message) 
     const bool empty = message == nullptr || *message == '\0';
     char *const text = empty ? buffer.find() : buffer.get();
     lost = !empty && text == nullptr;
-    if (text != nullptr) std::snprintf(text, kSize, "%s", empty ? "" : message);
+    if (text == nullptr) return status;
+    const size_t length = empty ? 0 : strnlen(message, kSize - 1);
+    std::memmove(text, message, length); // it may be this very text, or the end of it
+    text[length] = '\0';
     return status;
 }
 
