@@ -11,20 +11,15 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import cases
 import numpy as np
 import pytest
+from isas import ISAS, TESTS, output, start, usable
 from layouts import Array, bits
 
 import infiniop_py
-
-ISAS = ("portable", "avx2", "avx512", "avx512_bf16")  # worst first
-TESTS = Path(__file__).resolve().parent
-_TIMEOUT_S = 600
 
 best_only = pytest.mark.skipif(
     "INFINIOP_MAX_ISA" in os.environ,
@@ -33,30 +28,7 @@ best_only = pytest.mark.skipif(
 
 
 def _lower_isas() -> tuple[str, ...]:
-    return ISAS[: ISAS.index(infiniop_py.cpu_isa())]
-
-
-def _start(isa: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    environment = dict(os.environ, INFINIOP_MAX_ISA=isa, **variables)
-    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=TESTS.parent,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-
-
-def _output(child: subprocess.Popen[str]) -> str:
-    try:
-        text, _ = child.communicate(timeout=_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        raise
-    assert child.returncode == 0, f"exit status {child.returncode}:\n{text[-6000:]}"
-    return text
+    return usable()[:-1]
 
 
 def _canonical(x: Array) -> Array:
@@ -97,7 +69,7 @@ def _side_by_side(
 ) -> Iterator[dict[str, subprocess.Popen[str]]]:
     """The same tests under each set, at once."""
     arguments = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *(str(TESTS / file) for file in files))
-    children = {isa: _start(isa, *arguments, "-k", rows, **variables) for isa in isas}
+    children = {isa: start(isa, *arguments, "-k", rows, **variables) for isa in isas}
     yield children
     for child in children.values():
         child.kill()
@@ -123,7 +95,7 @@ def streamed_runs() -> Iterator[dict[str, subprocess.Popen[str]]]:
 @pytest.mark.parametrize("isa", ISAS)
 def test_the_environment_caps_the_choice(isa: str) -> None:
     expected = min(isa, infiniop_py.cpu_isa(), key=ISAS.index)
-    got = _output(_start(isa, "-c", "import infiniop_py; print(infiniop_py.cpu_isa())"))
+    got = output(start(isa, "-c", "import infiniop_py; print(infiniop_py.cpu_isa())"))
     assert got.split() == [expected]
 
 
@@ -132,19 +104,19 @@ def test_the_environment_caps_the_choice(isa: str) -> None:
 def test_table_and_rounding(isa: str, table_runs: dict[str, subprocess.Popen[str]]) -> None:
     if isa not in table_runs:
         pytest.skip(f"{isa} is not below the best of this machine, {infiniop_py.cpu_isa()}")
-    assert " passed" in _output(table_runs[isa])
+    assert " passed" in output(table_runs[isa])
 
 
 @best_only
 @pytest.mark.parametrize("stream_bytes", ["inf", "0"])
 def test_same_bits_on_every_isa(stream_bytes: str) -> None:
     """And when every result is written past the caches, which else only large ones are."""
-    isas = ISAS[: ISAS.index(infiniop_py.cpu_isa()) + 1] if stream_bytes == "0" else _lower_isas()
+    isas = usable() if stream_bytes == "0" else _lower_isas()
     script = "import json, test_isa; print(json.dumps(test_isa.digests()))"
-    children = {isa: _start(isa, "-c", script, INFINIOP_STREAM_BYTES=stream_bytes) for isa in isas}
+    children = {isa: start(isa, "-c", script, INFINIOP_STREAM_BYTES=stream_bytes) for isa in isas}
     expected = digests()
     for isa, child in children.items():
-        got = json.loads(_output(child))
+        got = json.loads(output(child))
         different = [name for name in expected if got.get(name) != expected[name]]
         assert not different, (
             f"{isa} and {infiniop_py.cpu_isa()} differ in {len(different)} rows: {different[:5]}"
@@ -155,4 +127,4 @@ def test_same_bits_on_every_isa(stream_bytes: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 def test_rows_past_the_caches(isa: str, streamed_runs: dict[str, subprocess.Popen[str]]) -> None:
     """The ends of pages, and norms, whose bits may differ between the sets."""
-    assert " passed" in _output(streamed_runs[isa])
+    assert " passed" in output(streamed_runs[isa])
