@@ -149,6 +149,12 @@ def _gemm_normal(case: Case, rng: Rng, operands: dict[str, Guarded]) -> None:
         _normal(rng, operand)
 
 
+def _gemm_positive(case: Case, rng: Rng, operands: dict[str, Guarded]) -> None:
+    """No sum cancels: errors may be compared with the result itself."""
+    for operand in operands.values():
+        _put(operand, rng.random(operand.view.shape))
+
+
 def _gemm_nonfinite(case: Case, rng: Rng, operands: dict[str, Guarded]) -> None:
     """A NaN, infinities of both signs and a column of zeros that meets one of them."""
     for operand in operands.values():
@@ -221,6 +227,19 @@ def _norm_data(values: Callable[[Rng, Shape], Array]) -> Fill:
     return fill
 
 
+def _norm_scaled(power: float) -> Fill:
+    """Normal numbers times emax or emin to some power."""
+
+    def fill(case: Case, rng: Rng, operands: dict[str, Guarded]) -> None:
+        f = reference.FORMATS[case.dtype]
+        scale = 2.0 ** int(abs(power) * (f.emax if power > 0 else f.emin))
+        for name in ("a", "b"):
+            _normal(rng, operands[name], scale)
+        _normal(rng, operands["weight"])
+
+    return fill
+
+
 def _norm_outliers(rng: Rng, shape: Shape) -> Array:
     values = rng.standard_normal(shape)
     return np.where(rng.random(shape) < 0.02, values * 1000, values)
@@ -251,6 +270,7 @@ FILLS: dict[str, dict[str, Fill]] = {
     "gemm": {
         "": _gemm_integers(4, lambda out: 1.0),
         "normal": _gemm_normal,
+        "positive": _gemm_positive,
         "large": _gemm_integers(200, lambda out: 1.0),
         "subnormal": _gemm_integers(15, _subnormal_scale),
         "nonfinite": _gemm_nonfinite,
@@ -261,6 +281,10 @@ FILLS: dict[str, dict[str, Fill]] = {
     "add_rms_norm": {
         "": _norm_data(lambda rng, shape: rng.standard_normal(shape)),
         "outliers": _norm_data(_norm_outliers),
+        "huge": _norm_scaled(0.55),  # squares overflow
+        "large": _norm_scaled(0.45),
+        "small": _norm_scaled(-0.45),
+        "tiny": _norm_scaled(-0.55),  # squares are subnormal, or 0
         "zeros": _norm_data(lambda rng, shape: np.zeros(shape)),
         "nonfinite": _norm_nonfinite,
         "overflow": _norm_overflow,
@@ -313,10 +337,11 @@ CALLS: dict[str, Callable[[Case, Views], object]] = {
 
 
 def _check_gemm(case: Case, old: Views, new: Views) -> None:
-    exact = case.data != "normal"
+    exact = case.data not in ("normal", "positive")
     reference.assert_gemm(new["c"], old["c"], old["a"], old["b"], case.alpha, case.beta, exact_data=exact)
     if case.data == "normal" and case.beta == 0 and case.alpha != 0 and new["c"].size >= 256:
-        reference.assert_gemm_rms(new["c"], old["a"], old["b"], case.alpha)
+        product = reference.gemm(old["c"], old["a"], old["b"], case.alpha)
+        reference.assert_gemm_rms(new["c"], product, old["a"], old["b"], case.alpha)
 
 
 def _check_elementwise(case: Case, old: Views, new: Views) -> None:
@@ -693,6 +718,8 @@ def _add_rms_norm() -> Iterator[Case]:
         yield norm(dtype, (2, 16411), ("padded",) * 4, alias=(("y", "a"), ("residual_out", "b")))
         for epsilon in (0.0, 1e-6, 1.0, 1e4):
             yield norm(dtype, (5, 33), epsilon=epsilon)
+        for data, epsilon in itertools.product(("huge", "large", "small", "tiny"), (0.0, 1e-5, 1e-30)):
+            yield norm(dtype, (7, 300), data=data, epsilon=epsilon)
         for data in ("outliers", "zeros", "nonfinite"):
             yield norm(dtype, (7, 40), data=data)
             yield norm(dtype, (7, 300), data=data)

@@ -63,7 +63,8 @@ def gamma(n: float, u: float) -> float:
 
 def widen(x: Array) -> Array:
     """To the format references are computed in: long double for F64, float64 for the others."""
-    return x.astype(np.longdouble if x.dtype == np.float64 else np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return x.astype(np.longdouble if x.dtype == np.float64 else np.float64)
 
 
 def round_to(out: Format, x: Array) -> Array:
@@ -102,8 +103,25 @@ def assert_same_values(got: Array, expected: Array, what: str = "result") -> Non
     assert_same_bits(np.where(got == 0, zero, got), np.where(expected == 0, zero, expected), what)
 
 
-def assert_within(got: Array, exact: Array, acc_error: Array, what: str) -> None:
-    """Check a result stored once in its format from a computed value at most `acc_error` away from `exact`.
+def ulp(out: Format, x: Array) -> Array:
+    """The distance of `out`'s numbers around x, in x's own type."""
+    return np.ldexp(np.ones_like(x), np.maximum(np.frexp(x)[1] - 1, out.emin) - (out.precision - 1))
+
+
+def worst_ulps(got: Array, exact: Array) -> float:
+    """The worst error of finite results, in units in the last place of the exact ones."""
+    with np.errstate(invalid="ignore"):
+        errors = np.abs(widen(got) - exact) / ulp(format_of(got), exact)
+    return float(np.max(errors, initial=0.0, where=np.isfinite(exact) & np.isfinite(widen(got))))
+
+
+def rms(x: Array) -> float:
+    return float(np.sqrt(np.mean(np.square(x))))
+
+
+def assert_within(got: Array, exact: Array, acc_error: Array, what: str) -> float:
+    """Check a result stored once in its format from a computed value at most `acc_error` away from `exact`;
+    return the worst ratio of a finite result's error to its bound.
 
     The stored value is fl(x) with |x - exact| <= acc_error, so |got - exact| <= acc_error + u*(|exact| +
     acc_error) + eta/2, without the last two when accumulator and result are one format. It is infinite
@@ -130,20 +148,59 @@ def assert_within(got: Array, exact: Array, acc_error: Array, what: str) -> None
             f"{what}: {np.count_nonzero(~right)} of {right.size} out of bounds; first at {index}:"
             f" got {value[index]}, exact {exact[index]}, error {error[index]}, bound {bound[index]}"
         )
+    counts = np.isfinite(exact) & np.isfinite(value) & (error > 0)
+    with np.errstate(all="ignore"):
+        return float(np.max(error / bound, initial=0.0, where=counts))
+
+
+def assert_rms_within(got: Array, exact: Array, bound: float, what: str) -> float:
+    """Check the second tier's bound, to which the store is added; return the ratio of the error to it."""
+    bound += _STORE * format_of(got).u * rms(exact)
+    error = rms(widen(got) - exact)
+    assert error <= bound, f"{what}: rms error {error} exceeds {bound} (ratio {error / bound:.2f})"
+    return error / bound
+
+
+# A store errs by at most 0.58*u_out*rms(C): half an ulp, uniformly, over a binade.
+_STORE = 0.6
 
 
 # ---- gemm --------------------------------------------------------------------------------------------------
 
 
-def _gemm_wide(c: Array, a: Array, b: Array, alpha: float, beta: float, shape: tuple[int, ...]) -> Array:
+def _gemm(c: Array, a: Array, b: Array, alpha: float, beta: float, shape: tuple[int, ...]) -> Array:
     """alpha*a@b + beta*c in the arithmetic of the operands, with what alpha, beta and K exclude left
     unread."""
     total = np.zeros(shape, a.dtype)
-    if alpha != 0 and a.shape[-1] != 0:
-        total = total + alpha * (a @ b)
-    if beta != 0:
-        total = total + beta * c
+    with np.errstate(all="ignore"):
+        if alpha != 0 and a.shape[-1] != 0:
+            total = total + alpha * (a @ b.swapaxes(-1, -2).copy().swapaxes(-1, -2))  # long doubles: no BLAS
+        if beta != 0:
+            total = total + beta * c
     return total
+
+
+def gemm(c: Array, a: Array, b: Array, alpha: float = 1.0, beta: float = 0.0) -> Array:
+    """alpha*a@b + beta*c in wider arithmetic; c has the shape of the result."""
+    alpha, beta = float(np.float32(alpha)), float(np.float32(beta))
+    return _gemm(widen(c), widen(a), widen(b), alpha, beta, c.shape)
+
+
+def _gemm_error(c: Array, a: Array, b: Array, alpha: float, beta: float) -> Array:
+    """How far what is accumulated for C may be from the exact result.
+
+    A product is rounded once, then takes part in at most K-1 additions, one multiplication with alpha and one
+    addition of beta*C: K+2 roundings, whatever the order, and fewer with fused ones. Multiplications may also
+    underflow, by at most eta/2 each. The reference itself is K+2 roundings of a wider format away. The sum of
+    the magnitudes is computed in float64, with another K+2 roundings.
+    """
+    acc = accumulator(format_of(c))
+    n, u_reference = a.shape[-1] + 2, float(np.finfo(widen(c[..., :0]).dtype).eps) / 2
+    with np.errstate(all="ignore"):
+        c, a, b = (np.abs(x.astype(np.float64)) for x in (c, a, b))
+        magnitude = _gemm(c, a, b, abs(alpha), abs(beta), c.shape) * (1 + gamma(n, 2.0**-53))
+        error = (gamma(n, acc.u) + gamma(n, u_reference)) * magnitude + (n * abs(alpha) + 3) * acc.eta / 2
+    return np.asarray(error)
 
 
 def assert_gemm(
@@ -151,45 +208,64 @@ def assert_gemm(
 ) -> None:
     """c, a, b: contents before the call. exact_data: every product and sum is representable in the
     accumulator, so that the result must be the exact one rounded once."""
-    alpha, beta = float(np.float32(alpha)), float(np.float32(beta))
-    out = format_of(got)
-    acc = accumulator(out)
     if exact_data:
+        alpha, beta = float(np.float32(alpha)), float(np.float32(beta))
         with np.errstate(all="ignore"):
             c64, a64, b64 = (x.astype(np.float64) for x in (c, a, b))
-            expected = round_to(out, _gemm_wide(c64, a64, b64, alpha, beta, got.shape))
+        expected = round_to(format_of(got), _gemm(c64, a64, b64, alpha, beta, got.shape))
         assert_same_values(got, expected, "c")
-        return
-
-    # A product is rounded once, then takes part in at most K-1 additions, one multiplication with alpha and
-    # one addition of beta*C: K+2 roundings, whatever the order, and fewer with fused ones. Multiplications
-    # may also underflow, by at most eta/2 each. The reference itself is K+2 roundings of a wider format away.
-    k = a.shape[-1]
-    c, a, b = widen(c), widen(a), widen(b)
-    with np.errstate(all="ignore"):
-        exact = _gemm_wide(c, a, b, alpha, beta, got.shape)
-        magnitude = _gemm_wide(np.abs(c), np.abs(a), np.abs(b), abs(alpha), abs(beta), got.shape)
-        u_reference = float(np.finfo(exact.dtype).eps) / 2
-        acc_error = (gamma(k + 2, acc.u) + gamma(k + 2, u_reference)) * magnitude
-        acc_error = acc_error + (k * abs(alpha) + 3) * acc.eta / 2
-    assert_within(got, exact, acc_error, "c")
+    else:
+        assert_gemm_bound(got, gemm(c, a, b, alpha, beta), c, a, b, alpha, beta)
 
 
-def assert_gemm_rms(got: Array, a: Array, b: Array, alpha: float) -> None:
+def assert_gemm_bound(
+    got: Array, exact: Array, c: Array, a: Array, b: Array, alpha: float = 1.0, beta: float = 0.0
+) -> float:
+    """The first tier, the worst case; exact is gemm(c, a, b, alpha, beta)."""
+    return assert_within(got, exact, _gemm_error(c, a, b, alpha, beta), "c")
+
+
+def _gemm_rms(out: Format, a: Array, b: Array, alpha: float) -> float:
+    """Sequential summation errs by about 0.41*u*K*rms(A)*rms(B)."""
+    return accumulator(out).u * a.shape[-1] * rms(widen(a)) * rms(widen(b)) * abs(alpha)
+
+
+def assert_gemm_rms(got: Array, exact: Array, a: Array, b: Array, alpha: float = 1.0) -> float:
     """The second tier, for standard normal data and beta == 0: a worst-case bound alone misses operands
-    silently cut to a shorter format at large K. Sequential summation errs by about 0.41*u*K*rms(A)*rms(B), a
-    store by at most 0.58*u_out*rms(C) (a uniform error of half an ulp over a binade)."""
+    silently cut to a shorter format at large K."""
+    return assert_rms_within(got, exact, _gemm_rms(format_of(got), a, b, alpha), "c")
+
+
+def epilogue(op: str, product: Array, d: Array) -> Array:
+    """What follows the product in gemm_add and gemm_mul."""
+    return product + d if op == "gemm_add" else product * d
+
+
+def assert_epilogue(
+    op: str, got: Array, product: Array, a: Array, b: Array, d: Array, alpha: float = 1.0
+) -> float:
+    """gemm_add or gemm_mul, given the exact product: it is rounded to the result's type before D comes in;
+    what is then added or multiplied rounds once more in acc, before the store."""
     out = format_of(got)
     acc = accumulator(out)
-    a, b = widen(a), widen(b)
-    exact = float(np.float32(alpha)) * (a @ b)
+    with np.errstate(all="ignore"):
+        error = _gemm_error(got, a, b, alpha, 0.0)
+        error = error + out.u * (np.abs(product) + error) + out.eta / 2
+        exact = epilogue(op, product, widen(d))
+        if op == "gemm_mul":
+            error = error * np.abs(widen(d))
+        error = error + acc.u * (np.abs(exact) + error) + acc.eta / 2
+    return assert_within(got, exact, error, "y")
 
-    def rms(x: Array) -> float:
-        return float(np.sqrt(np.mean(np.square(x))))
 
-    error = rms(widen(got) - exact)
-    bound = acc.u * a.shape[-1] * rms(a) * rms(b) * abs(alpha) + 0.6 * out.u * rms(exact)
-    assert error <= bound, f"c: rms error {error} exceeds {bound} (ratio {error / bound:.2f})"
+def assert_epilogue_rms(
+    op: str, got: Array, product: Array, a: Array, b: Array, d: Array, alpha: float = 1.0
+) -> float:
+    """The second tier, for standard normal A, B and D."""
+    out = format_of(got)
+    bound = _gemm_rms(out, a, b, alpha) + _STORE * out.u * rms(product)
+    bound *= rms(widen(d)) if op == "gemm_mul" else 1.0
+    return assert_rms_within(got, epilogue(op, product, widen(d)), bound, "y")
 
 
 # ---- add, mul ----------------------------------------------------------------------------------------------
@@ -204,32 +280,55 @@ def elementwise(op: str, a: Array, b: Array) -> Array:
 # ---- add_rms_norm ------------------------------------------------------------------------------------------
 
 
-def assert_rms_norm(y: Array, residual: Array, weight: Array, epsilon: float) -> None:
+def _mean_square(r: Array) -> Array:
+    return np.asarray(np.sum(r * r, axis=-1, keepdims=True) / max(r.shape[-1], 1))
+
+
+def rms_norm(residual: Array, weight: Array, epsilon: float) -> Array:
+    """y in wider arithmetic."""
+    r = widen(residual)
+    return np.asarray(r / np.sqrt(_mean_square(r) + float(np.float32(epsilon))) * weight.astype(r.dtype))
+
+
+def assert_rms_norm(y: Array, residual: Array, weight: Array, epsilon: float) -> float:
     """Check y = r * rsqrt(mean(r^2) + epsilon) * w, where r = `residual` holds the rounded sums.
 
-    Roundings, all in acc with unit roundoff u and D the length of a row:
-      s = sum of r_i^2     1 (square) + D-1 (additions, any order), all terms >= 0: relative error gamma_D
-      t = s/D + epsilon    2 (s * fl(1/D), or 1 for a division) + 1 (addition; epsilon >= 0): gamma_{D+3} =: g
-      v = t^(-1/2)         inherits |(1 +- g)^(-1/2) - 1| <= g/2 * (1 + 2g) for g <= 1/4; 2 (root, division)
+    Roundings, all in acc with unit roundoff u, D the length of a row, epsilon >= 0, so that no sum cancels:
+      s = sum of r_i^2     1 (square) + D-1 (additions, any order): relative error gamma_D; squares that
+                           underflow take up to D*eta/2 from it; beyond acc's largest number it is infinite
+      t = s/D + epsilon    1 (a division) + 1 (addition): gamma_{D+2}, and eta/2 where the division underflows
+      v = t^(-1/2)         2 (root, division)
       y = r * v * w        2; the weight is converted to acc without error
-    so y is 4 roundings and the inherited error away: relative error h, 1+h = (1 + g/2*(1+2g)) * (1 +
-    gamma_4), to which the reference adds its own with its smaller u. r*v and its product with w may
-    underflow, each by eta/2. Then the store, see assert_within. Squares that underflow take D*eta/2 from s:
-    this check is given only data whose squares, or an epsilon, are far above eta, and rows of zeros.
+    so t lies in an interval around the exact one, y between its values at both ends, but for 4 roundings:
+    gamma_4. To each the reference adds its own with its smaller u. r*v and its product with w may underflow,
+    each by eta/2. Then the store, see assert_within.
     """
     out = format_of(y)
     acc = accumulator(out)
     depth = residual.shape[-1]
-    r, w = widen(residual), weight.astype(widen(residual).dtype)
     with np.errstate(all="ignore"):
-        mean = np.sum(r * r, axis=-1, keepdims=True) / max(depth, 1)
-        exact = r / np.sqrt(mean + float(np.float32(epsilon))) * w
+        exact, mean = rms_norm(residual, weight, epsilon), _mean_square(widen(residual))
+        w = weight.astype(exact.dtype)
         u_reference = float(np.finfo(exact.dtype).eps) / 2
-        relative = sum(_rms_norm_error(depth, u) for u in (acc.u, u_reference))
-        acc_error = relative * np.abs(exact) + (np.abs(w) + 1) * acc.eta / 2
-    assert_within(y, exact, acc_error, "y")
+        g, h = (
+            gamma(depth + 2, acc.u) + gamma(depth + 2, u_reference),
+            gamma(4, acc.u) + gamma(4, u_reference),
+        )
+        t = mean + float(np.float32(epsilon))
+        least = np.maximum(t * (1 - g) - 2 * acc.eta, 0)
+        most = np.where(mean * depth * (1 + g) > acc.max, np.inf, t * (1 + g) + 2 * acc.eta)
+        size = np.abs(widen(residual) * w)
+        spread = np.maximum(size / np.sqrt(least) - np.abs(exact), np.abs(exact) - size / np.sqrt(most))
+        spread = np.where(size == 0, 0, spread)
+        acc_error = spread + h * (np.abs(exact) + spread) + (np.abs(w) + 1) * acc.eta / 2
+    return assert_within(y, exact, acc_error, "y")
 
 
-def _rms_norm_error(depth: int, u: float) -> float:
-    g = gamma(depth + 3, u)
-    return (1 + g / 2 * (1 + 2 * g)) * (1 + gamma(4, u)) - 1
+def assert_rms_norm_rms(y: Array, residual: Array, weight: Array, epsilon: float) -> float:
+    """The second tier, for random data whose squares neither overflow nor underflow. The rounding errors of D
+    terms are as good as independent: they add up to 0.33*u*sqrt(D) of the sum of the squares at most, and y
+    has half of that: 0.5*sqrt(D)*u is three times as much. What follows the sum is at most 5*u."""
+    depth = residual.shape[-1]
+    exact = rms_norm(residual, weight, epsilon)
+    bound = accumulator(format_of(y)).u * (0.5 * depth**0.5 + 5) * rms(exact)
+    return assert_rms_within(y, exact, bound, "y")
