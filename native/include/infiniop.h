@@ -33,6 +33,10 @@
  *  `stream`; calls on other devices are queued on `stream` (NULL: the default stream), never allocate or synchronise and
  *  can be captured. The result does not depend on the number of threads.
  *
+ *  FLOATING POINT
+ *  Rounding is to nearest even and subnormal numbers count, whatever the calling thread has set: rounding mode, FTZ, DAZ or
+ *  traps. After any call its floating-point environment is as it was, exception flags included.
+ *
  *  STATUS
  *  Every function returns SUCCESS or, having changed and written nothing:
  *    NULL_POINTER            a required pointer is NULL

@@ -3,6 +3,7 @@
 #include <exception>
 #include <new>
 
+#include "core/fp_environment.h"
 #include "infini_backend.h"
 
 namespace infini {
@@ -13,9 +14,10 @@ __attribute__((format(printf, 2, 3))) infiniStatus_t fail(infiniStatus_t status,
 /** Name of a status without prefix. */
 const char *status_name(infiniStatus_t status);
 
-/** Body of every exported function: no exception crosses the C boundary. */
+/** Body of every exported function: neither exceptions nor the floating-point environment cross the C boundary. */
 template <class Body>
 infiniStatus_t guard(const char *function, Body &&body) noexcept {
+    const FpEnvironment defaults; // sizes and numbers of threads are computed in double, too
     try {
         return body();
     } catch (const std::bad_alloc &) {

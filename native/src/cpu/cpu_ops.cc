@@ -1,7 +1,6 @@
 /* The CPU backend's operator table. */
 #include "cpu/cpu_backend.h"
 #include "cpu/cpu_plan.h"
-#include "cpu/fp_environment.h"
 
 namespace infini {
 
@@ -22,7 +21,6 @@ infiniStatus_t create(const InfiniProblem *problem, void **plan, size_t *workspa
 }
 
 infiniStatus_t run(const void *plan, const InfiniCall *call) {
-    const FpEnvironment defaults;
     static_cast<const CpuPlan *>(plan)->run(*call);
     return INFINI_STATUS_SUCCESS;
 }

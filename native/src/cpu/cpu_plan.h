@@ -11,7 +11,7 @@ namespace infini {
 /** A planned problem. */
 struct CpuPlan {
     virtual ~CpuPlan() = default;
-    /** Runs under FpEnvironment. Any number of threads may run one plan. */
+    /** Any number of threads may run one plan. */
     virtual void run(const InfiniCall &call) const = 0;
 
     std::string description; // how, in a few words

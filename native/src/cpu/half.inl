@@ -1,5 +1,5 @@
 /* Scalar conversions of F16 and BF16, correctly rounded (nearest even), subnormals included. They assume the default
- * floating-point environment, which cpu_ops.cc sees to. */
+ * floating-point environment, which guard() of core/status.h sees to. */
 
 inline uint32_t bits_of(float x) {
     uint32_t u;

@@ -16,8 +16,11 @@
 #include <thread>
 #include <utility>
 
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
+
 #include "core/thread_local.h"
-#include "cpu/fp_environment.h"
 
 namespace infini {
 
@@ -266,7 +269,6 @@ private:
     }
 
     [[noreturn]] void serve(Worker &self) {
-        const FpEnvironment default_environment;
         std::unique_lock<std::mutex> lock(mutex_);
         for (;;) {
             // Calls often follow each other closely; a thread that is still awake joins ten times faster.

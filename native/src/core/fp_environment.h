@@ -1,5 +1,5 @@
-/* The floating-point environment kernels rely on: nearest even, no flushing of subnormals, no traps. What the caller has set
- * is put back, its exception flags included. */
+/* The floating-point environment that all code relies on: nearest even, no flushing of subnormals, no traps. What the caller has
+ * set is put back, its exception flags included. */
 #pragma once
 #include <cstdint>
 
@@ -16,7 +16,9 @@ public:
         constexpr uint32_t kDefault = 0x1f80, kFlags = 0x3f;
         if ((saved_ & ~kFlags) != kDefault) _mm_setcsr(kDefault); // setting takes as long as a small call's checks
     }
-    ~FpEnvironment() { _mm_setcsr(saved_); }
+    ~FpEnvironment() {
+        if (_mm_getcsr() != saved_) _mm_setcsr(saved_);
+    }
 
 private:
     uint32_t saved_;
