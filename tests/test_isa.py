@@ -79,7 +79,12 @@ def _side_by_side(
 @pytest.fixture(scope="module")
 def table_runs() -> Iterator[dict[str, subprocess.Popen[str]]]:
     """What digests() does not cover of the table, and the rounding tests, under each lower set."""
-    files = ("test_ops.py", "reliability/test_rounding.py", "abi/test_gemm_epilogue.py")
+    files = (
+        "test_ops.py",
+        "reliability/test_rounding.py",
+        "reliability/test_special_values.py",
+        "abi/test_gemm_epilogue.py",
+    )
     yield from _side_by_side(_lower_isas(), files, f"not ({_IN_DIGESTS})")
 
 

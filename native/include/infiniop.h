@@ -244,7 +244,9 @@ INFINI_API infiniStatus_t infiniopDestroyMulDescriptor(infiniopMulDescriptor_t d
  *  (RMSNorm: Zhang and Sennrich, 2019). F16, BF16, F32, F64, the same for the first four; weight has that type too, or
  *  F16, BF16 or F32 when it is F16 or BF16. Any outer strides; the last stride must be 1 unless D is 1.
  *  residual_out is rounded to its type first, and y is computed from the rounded values, in F32 (F64 for F64), and rounded
- *  once: the two results are those of add and a norm run after each other. epsilon may be any float.
+ *  once: the two results are those of add and a norm run after each other. epsilon may be any float. A sum of squares beyond
+ *  F32's (F64's) largest number is infinite and makes y 0, squares below its smallest one are 0; an infinite residual makes
+ *  its own y NaN and the others of its row 0.
  *  residual_out or y may be exactly a or b; they must not share a byte with each other or with weight. */
 typedef struct InfiniopDescriptor *infiniopAddRMSNormDescriptor_t;
 
