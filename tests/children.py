@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,6 +40,40 @@ def attempt(
             env[name] = value
     command = [sys.executable, "-W", "error", *flags, "-c", code]
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def call(function: Callable[..., object], *arguments: object, **environment: str | None) -> str:
+    """Call a function of a test's module in a process of its own; return what it printed."""
+    module = function.__module__
+    call = f"import {module}; {module}.{function.__name__}(*{arguments!r})"
+    return run(f"import sys; sys.path[:] = {sys.path!r}; {call}", "-X", "faulthandler", **environment)
+
+
+def forked(work: Callable[[], object], patience_s: float = 60) -> None:
+    """Run `work` in a forked child; fail when it raises, crashes or does not end in time."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking while threads run is what is tested
+        pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException as error:
+            os.write(2, f"in the child: {error!r}\n".encode())
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + patience_s
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            break
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGABRT)  # faulthandler, where it is on, says where
+            os.waitpid(pid, 0)
+            raise AssertionError(f"the child hangs: killed after {patience_s} s")
+        time.sleep(0.005)
+    assert status == 0, f"the child ended with wait status {status}"
 
 
 def build_fake_backend(folder: Path, *flags: str) -> Path:

@@ -5,27 +5,21 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 import platform
-import signal
 import threading
-import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
+import children
 import numpy as np
 import pytest
 from cases import CALLS, CASES, DTYPES, EDGES, FLOATS, INTEGERS, Case, build, outputs_after, run, views
+from everything import Caught, all_operators_once
 from hypothesis import given
 from hypothesis import strategies as st
 from layouts import LAYOUTS, OUTPUT_LAYOUTS, ROW_LAYOUTS, Array, Guarded, Shape, bits
-from reference import FORMATS, assert_gemm, assert_rms_norm, assert_same_bits, elementwise, round_to
+from reference import FORMATS, assert_gemm, assert_same_bits, round_to
 
 import infiniop_py
-
-_FORK_TIMEOUT_S = 60.0
 
 # ---- random rows -------------------------------------------------------------------------------------------
 
@@ -396,7 +390,7 @@ def test_same_bits_every_time(op: str, dtype: str, num_threads: Callable[[int], 
         for _ in range(4):
             repeat.check(f"{count} threads")
 
-    thread = _Caught(lambda: repeat.check("in a new thread, whose caches are empty"))
+    thread = Caught(lambda: repeat.check("in a new thread, whose caches are empty"))
     thread.finish()
 
     for size in range(1, 130):  # more shapes than a cache of descriptors holds
@@ -447,46 +441,6 @@ def test_addresses_do_not_change_the_bits(dtype: str, rng: np.random.Generator) 
 # ---- threads and processes ---------------------------------------------------------------------------------
 
 
-class _Caught(threading.Thread):
-    """A started thread whose exception is raised again by finish()."""
-
-    def __init__(self, target: Callable[[], None]) -> None:
-        super().__init__(daemon=True)
-        self._work, self._error = target, None  # type: tuple[Callable[[], None], BaseException | None]
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:
-            self._error = error
-
-    def finish(self, timeout_s: float = _FORK_TIMEOUT_S) -> None:
-        self.join(timeout_s)
-        assert not self.is_alive(), f"a thread still runs after {timeout_s} s"
-        if self._error is not None:
-            raise self._error
-
-
-def _all_operators_once(seed: int, size: int) -> None:
-    """Every operator on shapes made from `size`, large enough to be shared among threads, checked."""
-    rng = np.random.default_rng(seed)
-    dtype = FLOATS[seed % len(FLOATS)]
-    m, n, k = 32 + size, 70, 40 + size
-    a, b = (
-        rng.integers(-4, 5, (m, k)).astype(DTYPES[dtype]),
-        rng.integers(-4, 5, (k, n)).astype(DTYPES[dtype]),
-    )
-    assert_gemm(infiniop_py.gemm(a, b), np.zeros((m, n), a.dtype), a, b, 1.0, 0.0, exact_data=True)
-    x, z, weight = (_normal(rng, dtype, *shape) for shape in ((200 + size, 301), (200 + size, 301), (301,)))
-    assert_same_bits(infiniop_py.add(x, z), elementwise("add", x, z))
-    assert_same_bits(infiniop_py.mul(x.T, z.T), np.ascontiguousarray(elementwise("mul", x, z).T))
-    y, residual = infiniop_py.add_rms_norm(x, z, weight)
-    assert_same_bits(residual, elementwise("add", x, z))
-    assert_rms_norm(y, residual, weight, 1e-5)
-    np.testing.assert_array_equal(bits(infiniop_py.rearrange(x.T)), bits(x.T))
-
-
 def test_eight_threads_at_once() -> None:
     """Each with shapes of its own, all sharing the pool of native threads."""
     start = threading.Barrier(8)
@@ -494,9 +448,9 @@ def test_eight_threads_at_once() -> None:
     def work(thread: int) -> None:
         start.wait()
         for i in range(12):
-            _all_operators_once(seed=100 * thread + i, size=8 * i + thread)
+            all_operators_once(seed=100 * thread + i, size=8 * i + thread)
 
-    threads = [_Caught(lambda thread=thread: work(thread)) for thread in range(8)]  # type: ignore[misc]
+    threads = [Caught(lambda thread=thread: work(thread)) for thread in range(8)]  # type: ignore[misc]
     for thread in threads:
         thread.finish()
 
@@ -505,77 +459,10 @@ def test_a_thread_limits_itself_only(num_threads: Callable[[int], None]) -> None
     num_threads(3)
     seen: list[int] = []
     with infiniop_py.num_threads(1):
-        _Caught(lambda: seen.append(infiniop_py.get_num_threads())).finish()
+        Caught(lambda: seen.append(infiniop_py.get_num_threads())).finish()
         assert infiniop_py.get_num_threads() == 1
     assert infiniop_py.get_num_threads() == 3
     assert seen == [3]
-
-
-def _in_child(work: Callable[[], Any]) -> None:
-    """Run `work` in a forked child; fail when it raises, crashes or does not end in time."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # forking while threads run is what is tested
-        pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        except BaseException as error:
-            os.write(2, f"in the child: {error!r}\n".encode())
-        finally:
-            os._exit(status)
-    deadline = time.monotonic() + _FORK_TIMEOUT_S
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            break
-        if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            pytest.fail(f"the child hangs: killed after {_FORK_TIMEOUT_S} s")
-        time.sleep(0.005)
-    assert status == 0, f"the child ended with wait status {status}"
-
-
-@contextmanager
-def _threads_computing(count: int) -> Iterator[None]:
-    stop = threading.Event()
-
-    def work(thread: int) -> None:
-        size = 0
-        while not stop.is_set():
-            _all_operators_once(seed=thread, size=size % 64)
-            size += 1
-
-    threads = [_Caught(lambda thread=thread: work(thread)) for thread in range(count)]  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.finish()
-
-
-@pytest.mark.parametrize("count", [1, 2, 8])
-def test_fork_after_use(count: int, num_threads: Callable[[int], None]) -> None:
-    num_threads(count)
-    _all_operators_once(seed=1, size=30)  # starts the pool
-    for i in range(5):
-        _in_child(lambda: _all_operators_once(seed=i, size=31))  # noqa: B023
-    _all_operators_once(seed=2, size=32)
-
-
-def test_fork_in_a_fork(num_threads: Callable[[int], None]) -> None:
-    num_threads(2)
-    _all_operators_once(seed=1, size=30)
-
-    def child() -> None:
-        _all_operators_once(seed=2, size=31)
-        _in_child(lambda: _all_operators_once(seed=3, size=32))
-        _all_operators_once(seed=4, size=33)
-
-    _in_child(child)
 
 
 _UPWARD = {"x86_64": 0x800, "aarch64": 0x400000}  # FE_UPWARD of <fenv.h>
@@ -601,11 +488,4 @@ def test_the_callers_rounding_mode_is_neither_used_nor_changed(num_threads: Call
             got = {name: repeat.operands[name].view.copy() for name in repeat.case.outputs}
             repeat.compare(got, "rounding upward in the caller")
 
-    _in_child(child)
-
-
-def test_fork_while_other_threads_compute() -> None:
-    with _threads_computing(3):
-        for i in range(20):
-            _in_child(lambda: _all_operators_once(seed=i, size=i))  # noqa: B023
-            _all_operators_once(seed=i, size=i + 1)
+    children.forked(child)
