@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "abi"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("abi", "interop")]
 
 _FOLDER = "tests/reliability/"
 

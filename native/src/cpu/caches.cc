@@ -7,6 +7,8 @@
 #include <emmintrin.h>
 #endif
 
+#include "core/lazy.h"
+
 namespace infini {
 
 namespace {
@@ -27,13 +29,23 @@ double read_last_level_cache() {
     return bytes;
 }
 
+struct Least {
+    bool given; // in place of all shares of the last-level cache
+    double bytes;
+};
+
+Least read_least() {
+    const char *least = std::getenv("INFINIOP_STREAM_BYTES");
+    if (least != nullptr) return {true, std::strtod(least, nullptr)};
+    return {false, read_last_level_cache()};
+}
+Lazy<Least> least_to_stream{read_least};
+
 } // namespace
 
 bool worth_streaming(double bytes_written, double share) {
-    static const char *const least = std::getenv("INFINIOP_STREAM_BYTES");
-    static const double least_bytes = least != nullptr ? std::strtod(least, nullptr) : 0;
-    static const double last_level = read_last_level_cache();
-    return bytes_written >= (least != nullptr ? least_bytes : share * last_level);
+    const Least &least = least_to_stream.get();
+    return bytes_written >= (least.given ? least.bytes : share * least.bytes);
 }
 
 void finish_streams() {

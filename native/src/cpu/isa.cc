@@ -9,6 +9,8 @@
 #include <cpuid.h>
 #endif
 
+#include "core/lazy.h"
+
 namespace infini {
 
 namespace {
@@ -93,14 +95,11 @@ Choice choose() {
     return choice;
 }
 
-const Choice &chosen() {
-    static const Choice choice = choose();
-    return choice;
-}
+Lazy<Choice> chosen{choose};
 
 } // namespace
 
-const KernelTable &kernels() { return *chosen().table; }
-const char *isa_reason() { return chosen().reason; }
+const KernelTable &kernels() { return *chosen.get().table; }
+const char *isa_reason() { return chosen.get().reason; }
 
 } // namespace infini

@@ -20,6 +20,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "core/lazy.h"
 #include "core/thread_local.h"
 
 namespace infini {
@@ -113,12 +114,9 @@ DefaultThreads read_default_threads() {
     return d;
 }
 
-const DefaultThreads &default_threads() {
-    static const DefaultThreads d = read_default_threads();
-    return d;
-}
+Lazy<DefaultThreads> default_threads{read_default_threads};
 
-int default_num_threads() { return default_threads().n; }
+int default_num_threads() { return default_threads.get().n; }
 
 /** Keeps `format` in the rest of a buffer of which `used` bytes are taken. */
 template <size_t N, class... Arguments>
@@ -126,6 +124,8 @@ size_t append(char (&text)[N], size_t used, const char *format, Arguments... arg
     const int length = std::snprintf(text + used, N - used, format, arguments...);
     return std::min(N - 1, used + static_cast<size_t>(std::max(0, length)));
 }
+
+const ThreadBuffer<256> kept_reason; // what num_threads_reason() said last
 
 std::atomic<int> process_threads{0};       // 0: the default
 INFINI_THREAD_LOCAL int local_threads = 0; // 0: the process's
@@ -324,9 +324,8 @@ Pool &Pool::instance() { return *pool.load(std::memory_order_acquire); }
 int num_threads() { return local_threads > 0 ? local_threads : process_num_threads(); }
 int thread_capacity() { return std::max(num_threads(), std::max(default_num_threads(), process_num_threads())); }
 const char *num_threads_reason() {
-    static const ThreadBuffer<256> kept;
     char text[256];
-    const DefaultThreads &d = default_threads();
+    const DefaultThreads &d = default_threads.get();
     const char *set = local_threads > 0 ? "this thread" : process_threads > 0 ? "this process" : nullptr;
     const bool asked_for = d.variable != nullptr && d.wanted == d.n;
     size_t used = 0;
@@ -338,7 +337,7 @@ const char *num_threads_reason() {
     else
         used = append(text, used, "control group quota of %.4g CPUs", d.quota);
     if (d.variable != nullptr && !asked_for) append(text, used, ", and %s=%d asks for more", d.variable, d.wanted);
-    char *const answer = kept.get();
+    char *const answer = kept_reason.get();
     return answer == nullptr ? nullptr : std::strcpy(answer, text);
 }
 void set_num_threads(int n) { process_threads = std::min(n, kMaxThreads); }

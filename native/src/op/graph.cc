@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/lazy.h"
 #include "op/descriptor.h"
 
 using namespace infini;
@@ -53,10 +54,10 @@ bool offers_capture(const InfiniRuntimeTable &table) {
            table.graph_exec_destroy != nullptr && table.graph_launch != nullptr;
 }
 
-bool capture_switched_off() {
-    static const char *const off = std::getenv("INFINIOP_NO_CAPTURE");
+Lazy<bool> capture_switched_off{[] {
+    const char *off = std::getenv("INFINIOP_NO_CAPTURE");
     return off != nullptr && *off != '\0';
-}
+}};
 
 } // namespace
 
@@ -87,7 +88,7 @@ struct InfiniopGraph {
 
     InfiniopGraph(const Handle &handle, const InfiniRuntimeTable &table)
         : device(handle.device), device_id(handle.device_id), runtime(table),
-          captures(offers_capture(table) && !capture_switched_off()) {}
+          captures(offers_capture(table) && !capture_switched_off.get()) {}
     ~InfiniopGraph() { drop_capture(); }
 
     void append(Node &&node);
