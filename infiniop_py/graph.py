@@ -11,10 +11,12 @@ what nobody else has then exists in the graph alone, and is given a place in its
 from __future__ import annotations
 
 import logging
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
+from threading import get_ident
 from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -48,6 +50,19 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+#: Graphs in use, by their id(), and the threads that use them.
+_users: dict[int, tuple[int]] = {}
+
+
+def _forget_users() -> None:
+    """Of the threads of a process only the one that forked it is in the child."""
+    for graph, (user,) in list(_users.items()):
+        if user != get_ident():
+            del _users[graph]
+
+
+os.register_at_fork(after_in_child=_forget_users)
 
 
 class _Made(NamedTuple):
@@ -133,7 +148,6 @@ class Graph:
         self._contents: frozenset[str] = frozenset()  # names of arrays that are saved with what they hold
         self._program = _Program([], [], [], {}, {}, [], [], [])
         self._counted: list[Any] = []  # outputs whose libraries keep count of writes
-        self._users: dict[str, object] = {}  # who uses the graph; one at most
 
     # ---- recording ---------------------------------------------------------------------------------------
 
@@ -238,7 +252,8 @@ class Graph:
             owner = owners.get(k, one.owner())
             if owner is not None and (k in first_use or k in needed):
                 whole = Range(one.device, one.address, one.address + one.nbytes)
-                self._kept.append(_Kept(whole, owner, None, k in first_use))
+                pointer = keeping(owner, as_pointer(one.address))
+                self._kept.append(_Kept(whole, owner, pointer, k in first_use))
         self._sizes = {n: made[k].nbytes for k, n in alone.items()}
 
         def moved(node: Node) -> Node:
@@ -316,12 +331,12 @@ class Graph:
 
     def _alone(self, what: str, work: Callable[[], T]) -> T:
         """Do what one thread at a time may do with the graph."""
-        me = object()
+        graph, me = id(self), (get_ident(),)  # a tuple of each call's own
         try:
             self._need_recorded(what)
             if thread.recording is not None:
                 raise GraphError(f"{what}: not while a graph is being recorded in this thread")
-            if self._users.setdefault("by", me) is not me:
+            if _users.setdefault(graph, me) is not me:
                 raise GraphError(
                     f"{what}: another thread is running this graph; its outputs and workspace exist once"
                 )
@@ -330,8 +345,8 @@ class Graph:
             # Whatever came before: a signal's handler may raise between taking the place and knowing of it.
             # Nothing is called here, since handlers run after calls.
             try:
-                if self._users["by"] is me:
-                    del self._users["by"]
+                if _users[graph] is me:
+                    del _users[graph]
             except KeyError:
                 pass
 
