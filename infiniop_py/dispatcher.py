@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from .device import DeviceType, as_device_type, refuse_pickle
 from .errors import DeviceError, OperandError
@@ -33,6 +32,12 @@ def _plan_function(call: Any) -> Any:
 Implementation: TypeAlias = "OpImpl | Callable[..., object]"
 
 
+class _OfFunction(OpImpl):
+    """An implementation made of a plain function."""
+
+    function: Callable[..., object]
+
+
 def _as_impl(impl: Implementation) -> OpImpl:
     if isinstance(impl, OpImpl):
         return impl
@@ -44,7 +49,9 @@ def _as_impl(impl: Implementation) -> OpImpl:
         for tensors in call.plan:
             function(*tensors, *call.params, *call.scalars)
 
-    return OpImpl(_plan_function, run)
+    made = _OfFunction(_plan_function, run)
+    made.function = function
+    return made
 
 
 class OpDispatcher:
@@ -62,10 +69,9 @@ class OpDispatcher:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._lock = threading.Lock()
-        # By device type: what was registered, and how it is called.
-        self._registered: list[Implementation | None] = [None] * len(DeviceType)
-        self.table: list[OpImpl | None] = [None] * len(DeviceType)
+        # Each step on it is one of the interpreter's own: there is no lock that a signal's handler would wait
+        # for in the thread that holds it, or a forked child for a thread that is gone.
+        self.table: dict[int, OpImpl] = {}
 
     def register_device(
         self,
@@ -83,11 +89,11 @@ class OpDispatcher:
         given = [type] if isinstance(type, (int, str)) else list(type)
         types = [as_device_type(one) for one in given]
         called = _as_impl(impl)
-        with self._lock:
-            for one in types:
-                if override_existing or self.table[one] is None:
-                    self._registered[one] = impl
-                    self.table[one] = called
+        for one in types:
+            if override_existing:
+                self.table[one] = called
+            else:
+                self.table.setdefault(one, called)
 
     def register_all(self, impl: Implementation, override_existing: bool = True) -> None:
         """Register an implementation for every device type."""
@@ -95,16 +101,14 @@ class OpDispatcher:
 
     def lookup(self, type: DeviceType | int | str) -> Implementation:
         """Return what was registered for a device type; DeviceError if nothing was."""
-        known = as_device_type(type)
-        impl = self._registered[known]
-        return self._missing(known) if impl is None else impl
+        impl = self.implementation(as_device_type(type))
+        return impl.function if isinstance(impl, _OfFunction) else impl
 
     def implementation(self, type: DeviceType) -> OpImpl:
         """Return the three functions for a device type; DeviceError if nothing was registered."""
-        impl = self.table[type]
-        return self._missing(type) if impl is None else impl
+        impl = self.table.get(type)
+        if impl is None:
+            raise DeviceError(f"{self.name}: no implementation is registered for {type.name}")
+        return impl
 
     __reduce__ = refuse_pickle
-
-    def _missing(self, type: DeviceType) -> NoReturn:
-        raise DeviceError(f"{self.name}: no implementation is registered for {type.name}")
