@@ -8,7 +8,6 @@ begins at ``virtual(k)``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ._layout import Layout, Shape, count, extent, interned, is_row_major
@@ -98,6 +97,8 @@ class Node:
         self.names = names or op.operand_names
         self.foreign = foreign  # the call of an implementation that is not ours, which sees no node
         self.plan: Any = plan if plan is not None or foreign is not None else native_plan(self)
+        #: The bytes between an operand's first and last one, outputs first.
+        self.ranges = tuple(range_of(device, *operand) for operand in zip(self.layouts, self.addresses))
 
     # What a call is to the native library.
 
@@ -124,11 +125,6 @@ class Node:
         return [as_pointer(address) for address in self.addresses]
 
     # ---- what it touches -----------------------------------------------------------------------------------
-
-    @cached_property
-    def ranges(self) -> tuple[Range, ...]:
-        """The bytes between an operand's first and last one, outputs first."""
-        return tuple(range_of(self.device, *operand) for operand in zip(self.layouts, self.addresses))
 
     @property
     def writes(self) -> tuple[Range, ...]:
