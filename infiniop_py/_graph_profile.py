@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from os import PathLike
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -23,7 +24,11 @@ from .device import CPU, Device, get_stream
 
 _EMPTY_CALLS = 8  # a run, to see what the timer and a call cost
 
-_measuring = Lock()
+#: Free in the child of fork(), which waits for it; and taken twice where a signal's handler profiles, too.
+_measuring = RLock()
+os.register_at_fork(
+    before=_measuring.acquire, after_in_parent=_measuring.release, after_in_child=_measuring.release
+)
 
 
 @cache
