@@ -128,11 +128,10 @@ class Graph:
 
     One thread at a time runs a graph; a second is refused with GraphError.
 
-    A graph holds the addresses of its operands. An array keeps its own for life, except that
-    ``numpy.ndarray.resize(..., refcheck=False)`` gives it other memory unseen: do not use that on an array
-    which a graph, or a view of which a graph, was recorded with (with its reference check NumPy refuses), nor
-    ``torch.Tensor.resize_`` to more bytes. A torch tensor that gets other memory in another way (``x.data =
-    y``, ``Module.to``) leaves the graph what it had. :meth:`bind` gives a graph other arrays.
+    A graph holds the addresses of its operands. As long as it does, ``numpy.ndarray.resize`` refuses to
+    give such an array other memory, with ``refcheck=False``, too. A torch tensor that gets other memory
+    (``x.data = y``, ``Module.to``) leaves the graph what it had; do not use ``torch.Tensor.resize_`` to more
+    bytes on one. :meth:`bind` gives a graph other arrays.
     """
 
     def __init__(self, *, fuse: str = "exact") -> None:

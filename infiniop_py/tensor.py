@@ -13,6 +13,7 @@ from numbers import Integral, Real
 from operator import index as as_index
 from types import EllipsisType
 from typing import Any, TypeAlias
+from weakref import ref
 
 import numpy as np
 
@@ -257,7 +258,7 @@ class Tensor:
             )
         address = int(array.__array_interface__["data"][0])
         low, high = extent(layout)
-        storage = _Storage(CPU, address + low, high - low, array)
+        storage = _Storage(CPU, address + low, high - low, (array, pinned(array)))
         return Tensor._make(storage, layout, address, array.flags.writeable)
 
     @staticmethod
@@ -801,6 +802,17 @@ def tensor_of(source: Any) -> Tensor:
     storage = _Storage(found.device, found.address + low, high - low, capsule)
     writable = found.writable and package_of(type(source)) not in _IMMUTABLE
     return Tensor._make(storage, layout, found.address, writable)
+
+
+def pinned(array: np.ndarray[Any, Any]) -> object:
+    """What holds an array's memory in its place: NumPy resizes no array that has a weak reference, even where
+    it is told not to count references.
+    """
+    owner: Any = array
+    base: Any = array.base
+    while isinstance(base, (np.ndarray, memoryview)):
+        owner, base = base, base.base if isinstance(base, np.ndarray) else base.obj
+    return ref(owner)
 
 
 def borrowed(device: Device, layout: Layout, pointer: Any, owner: object, writable: bool) -> Tensor:

@@ -20,12 +20,12 @@ from .._native import address, owning_pointer
 from ..device import Device
 from ..dtypes import DType, from_numpy_dtype
 from ..errors import DeviceError, InfiniopError, OperandError, ParamError
-from ..tensor import Tensor, View, borrowed
+from ..tensor import Tensor, View, borrowed, pinned
 from ..tensor import allocate as allocate_tensor
 from . import _exchange, _numpy, _torch
 from ._adapter import Adapter
 
-NUMPY = Adapter(_numpy.view, _numpy.writable, _numpy.allocate, rank=0)
+NUMPY = Adapter(_numpy.view, _numpy.writable, _numpy.allocate, rank=0, memory=pinned)
 TENSOR = Adapter(attrgetter("_view"), attrgetter("_writable"), allocate_tensor, rank=2)
 
 _ADAPTERS: dict[type, Adapter] = {Tensor: TENSOR, np.ndarray: NUMPY}
