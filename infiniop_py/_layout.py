@@ -111,7 +111,7 @@ def element_strides(op: str, name: str, layout: Layout) -> tuple[int, ...]:
 def as_shape(op: str, shape: int | Iterable[int]) -> Shape:
     """Check sizes given by a caller."""
     try:
-        sizes = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
+        sizes = tuple([index(size) for size in shape]) if isinstance(shape, Iterable) else (index(shape),)
     except TypeError:
         raise OperandError(f"{op}: shape is {shape!r}, needs ints") from None
     for size in sizes:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._dlpack import asked
 from .._layout import Shape
 from .._native import address, owning_pointer
 from ..device import Device
@@ -30,6 +31,11 @@ TENSOR = Adapter(attrgetter("_view"), attrgetter("_writable"), allocate_tensor, 
 
 _ADAPTERS: dict[type, Adapter] = {Tensor: TENSOR, np.ndarray: NUMPY}
 _VIEWS: dict[type, Callable[[Any], View]] = {kind: adapter.view for kind, adapter in _ADAPTERS.items()}
+#: What an instance may have though its class has it not.
+_INSTANCES = (
+    ("__cuda_array_interface__", _exchange.CUDA_ARRAY_INTERFACE),
+    ("__array_interface__", _exchange.ARRAY_INTERFACE),
+)
 #: Of the kinds whose library keeps count of writes; empty until one of them arrives.
 write_counts: dict[type, Callable[[Any], None]] = {}
 
@@ -59,10 +65,10 @@ def _adapter(op: str, name: str, operand: object) -> Adapter:
         if adapter is None:
             # These two may be the instance's alone, not its class's.
             if not isinstance(operand, (np.ndarray, np.generic, type)):
-                if hasattr(operand, "__cuda_array_interface__"):
-                    return _exchange.CUDA_ARRAY_INTERFACE
-                if hasattr(operand, "__array_interface__"):
-                    return _exchange.ARRAY_INTERFACE
+                for protocol, found in _INSTANCES:
+                    with _named(op, name):
+                        if asked(operand, protocol, hasattr, operand, protocol):
+                            return found
             raise OperandError(
                 f"{op}: {name} is a {kind.__name__}, needs a NumPy array or a Tensor, or any array with "
                 "__dlpack__"

@@ -100,8 +100,8 @@ def _described(array: Any) -> _Described:
     strides, (address, read_only) = said.get("strides"), said["data"]
     return _Described(
         np.dtype(said["typestr"]),
-        tuple(map(index, said["shape"])),
-        None if strides is None else tuple(map(index, strides)),
+        tuple([index(size) for size in said["shape"]]),
+        None if strides is None else tuple([index(step) for step in strides]),
         index(address or 0),
         not read_only,
         said.get("mask") is not None,
