@@ -176,8 +176,14 @@ class Graph:
                 self._names.clear()
 
     def __enter__(self) -> Graph:
-        self._begin()
-        return self
+        nests = thread.recording is not None
+        try:
+            self._begin()
+            return self
+        except BaseException:  # a signal's handler may raise after the last step
+            if not nests and thread.recording is self:
+                self._end(drop=True)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None

@@ -3,18 +3,16 @@ needs."""
 
 from __future__ import annotations
 
-import dis
 import gc
-import sys
 import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
 import pytest
+from places import interrupted
 
 import infiniop_py as ip
 
@@ -311,40 +309,8 @@ def test_a_graph_is_free_again_wherever_a_signal_interrupts_its_use(use: str, tm
         _ = ip.add(x, x)
     graph.name(x=x)
     graph.profile(1)  # what is measured once in a process
-    opcodes: dict[CodeType, dict[int, str]] = {}
-
-    def interrupt(place: int) -> bool:
-        """Raise at one of the places of this module's functions where handlers run; is there one?"""
-        seen, before = 0, ""
-
-        def trace(frame: FrameType, event: str, _: object) -> Any:
-            nonlocal seen, before
-            code = frame.f_code
-            if code.co_filename != ip.Graph.run.__code__.co_filename:
-                return None
-            frame.f_trace_opcodes = True
-            if event == "opcode":
-                if code not in opcodes:
-                    opcodes[code] = {one.offset: one.opname for one in dis.get_instructions(code)}
-                handles = before.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))
-                before = opcodes[code][frame.f_lasti]
-                seen += handles
-                if handles and seen == place:
-                    raise KeyboardInterrupt
-            return trace
-
-        traced = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            USES[use](graph, tmp_path)
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(traced)
-        return False
-
     place = 1
-    while interrupt(place):
+    while interrupted(place, ip.Graph.run.__code__.co_filename, lambda: USES[use](graph, tmp_path)):
         graph.run()
         place += 1
     assert place > 5
