@@ -171,16 +171,6 @@ def test_operands_are_checked_before_a_function_runs(own: Any) -> None:
         ip.add(np.ones(2), np.ones(2), out=np.ones(3))
 
 
-def test_an_exception_in_a_function_reaches_the_caller(own: Any) -> None:
-    def fails(*_: Any) -> None:
-        raise LookupError("mine")
-
-    own(ip.Add, fails)
-    with pytest.raises(LookupError, match="mine"):
-        ip.add(np.ones(2), np.ones(2))
-    assert not ip.is_graph_recording()
-
-
 def test_functions_in_graphs(own: Any) -> None:
     runs: list[int] = []
 
