@@ -35,7 +35,7 @@ constexpr const OpSpec *kSpecs[] = {INFINI_OP_LIST(INFINI_OP_SPEC)};
 /** The operands of infiniopCreateDescriptor. */
 infiniStatus_t read_layouts(const char *function, const OpSpec &spec, const int64_t *at, size_t n,
                             InfiniProblem &problem) {
-    const int64_t *const end = at + n;
+    size_t left = n;   // not an end pointer: no array ends n numbers from here where n is wrong
     char who[64] = ""; // is wrong; written when it is
     const auto cut_short = [&] {
         return fail(INFINI_STATUS_BAD_PARAM, "%s: layouts has %zu numbers, which are not those of %d operands of %s",
@@ -46,7 +46,8 @@ infiniStatus_t read_layouts(const char *function, const OpSpec &spec, const int6
         return who;
     };
     for (int i = 0; i < spec.n_operands; ++i) {
-        if (end - at < 2) return cut_short();
+        if (left < 2) return cut_short();
+        left -= 2;
         const int64_t dtype = *at++, ndim = *at++;
         if (dtype < 0 || dtype > INT32_MAX || !dtype_known(static_cast<infiniDtype_t>(dtype)))
             return fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "%s: dtype %lld is not an element type", name(i),
@@ -54,7 +55,8 @@ infiniStatus_t read_layouts(const char *function, const OpSpec &spec, const int6
         if (ndim < 0 || ndim > INFINI_MAX_DIMS)
             return fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "%s: rank %lld, at most %d is possible", name(i),
                         static_cast<long long>(ndim), INFINI_MAX_DIMS);
-        if (end - at < 2 * ndim) return cut_short();
+        if (left < 2 * static_cast<size_t>(ndim)) return cut_short();
+        left -= 2 * static_cast<size_t>(ndim);
         const int64_t itemsize = kDtypes[dtype].size;
         size_t shape[INFINI_MAX_DIMS];
         ptrdiff_t strides[INFINI_MAX_DIMS];
@@ -78,7 +80,7 @@ infiniStatus_t read_layouts(const char *function, const OpSpec &spec, const int6
         if (make(spec.name) != INFINI_STATUS_SUCCESS) return make(name(i)); // again, for the message
         at += 2 * ndim;
     }
-    return at == end ? INFINI_STATUS_SUCCESS : cut_short();
+    return left == 0 ? INFINI_STATUS_SUCCESS : cut_short();
 }
 
 } // namespace
