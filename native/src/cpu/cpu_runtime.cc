@@ -43,10 +43,10 @@ infiniStatus_t check_stream(const char *what, infinirtStream_t stream) {
     return fail(INFINI_STATUS_BAD_PARAM, "%s: stream %p is not a live CPU stream", what, stream);
 }
 
-infiniStatus_t find_event(const char *what, infinirtEvent_t event, CpuEvent **found) {
+infiniStatus_t find_event(const char *what, infinirtEvent_t event, CpuEvent **found, const char *name = "event") {
     *found = slab<CpuEvent>.find(event);
     if (*found != nullptr) return INFINI_STATUS_SUCCESS;
-    return fail(INFINI_STATUS_BAD_PARAM, "%s: event %p is not a live CPU event", what, event);
+    return fail(INFINI_STATUS_BAD_PARAM, "%s: %s %p is not a live CPU event", what, name, event);
 }
 
 infiniStatus_t device_count(int *count) {
@@ -138,8 +138,8 @@ infiniStatus_t event_destroy(int, infinirtEvent_t event) {
 }
 infiniStatus_t event_elapsed_time(int, float *ms, infinirtEvent_t start, infinirtEvent_t end) {
     CpuEvent *from, *to;
-    if (const infiniStatus_t status = find_event("infinirtEventElapsedTime", start, &from)) return status;
-    if (const infiniStatus_t status = find_event("infinirtEventElapsedTime", end, &to)) return status;
+    if (const infiniStatus_t status = find_event("infinirtEventElapsedTime", start, &from, "start")) return status;
+    if (const infiniStatus_t status = find_event("infinirtEventElapsedTime", end, &to, "end")) return status;
     for (const CpuEvent *event : {from, to}) {
         const char *which = event == from ? "start" : "end";
         if (!event->timed)
@@ -151,13 +151,13 @@ infiniStatus_t event_elapsed_time(int, float *ms, infinirtEvent_t start, infinir
     return INFINI_STATUS_SUCCESS;
 }
 
-infiniStatus_t allocate(int, void **ptr, size_t size) {
+infiniStatus_t allocate(const char *what, void **ptr, size_t size) {
     // Rounding up to the alignment must not wrap; nothing near SIZE_MAX can be had anyway.
     void *memory = size <= SIZE_MAX - kAlignment
                        ? std::aligned_alloc(kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment)
                        : nullptr;
     if (memory == nullptr)
-        return fail(INFINI_STATUS_INTERNAL_ERROR, "infinirtMalloc: %zu bytes of CPU memory cannot be had", size);
+        return fail(INFINI_STATUS_INTERNAL_ERROR, "%s: %zu bytes of CPU memory cannot be had", what, size);
     try {
         std::lock_guard<ForkMutex> lock(allocations.mutex);
         allocations.live.insert(memory);
@@ -168,23 +168,26 @@ infiniStatus_t allocate(int, void **ptr, size_t size) {
     *ptr = memory;
     return INFINI_STATUS_SUCCESS;
 }
-infiniStatus_t release(int, void *ptr) {
+infiniStatus_t release(const char *what, void *ptr) {
     {
         std::lock_guard<ForkMutex> lock(allocations.mutex);
         if (allocations.live.erase(ptr) == 0)
-            return fail(INFINI_STATUS_BAD_PARAM, "infinirtFree: %p is not live memory of infinirtMalloc on the CPU",
-                        ptr);
+            return fail(INFINI_STATUS_BAD_PARAM, "%s: %p is not live memory of infinirtMalloc on the CPU", what, ptr);
     }
     std::free(ptr);
     return INFINI_STATUS_SUCCESS;
 }
-infiniStatus_t allocate_async(int id, void **ptr, size_t size, infinirtStream_t stream) {
+infiniStatus_t malloc_device(int, void **ptr, size_t size) { return allocate("infinirtMalloc", ptr, size); }
+infiniStatus_t malloc_host(int, void **ptr, size_t size) { return allocate("infinirtMallocHost", ptr, size); }
+infiniStatus_t malloc_async(int, void **ptr, size_t size, infinirtStream_t stream) {
     if (const infiniStatus_t status = check_stream("infinirtMallocAsync", stream)) return status;
-    return allocate(id, ptr, size);
+    return allocate("infinirtMallocAsync", ptr, size);
 }
-infiniStatus_t release_async(int id, void *ptr, infinirtStream_t stream) {
+infiniStatus_t free_device(int, void *ptr) { return release("infinirtFree", ptr); }
+infiniStatus_t free_host(int, void *ptr) { return release("infinirtFreeHost", ptr); }
+infiniStatus_t free_async(int, void *ptr, infinirtStream_t stream) {
     if (const infiniStatus_t status = check_stream("infinirtFreeAsync", stream)) return status;
-    return release(id, ptr);
+    return release("infinirtFreeAsync", ptr);
 }
 
 infiniStatus_t copy(int, void *dst, const void *src, size_t size, infinirtMemcpyKind_t) {
@@ -223,10 +226,12 @@ constexpr InfiniRuntimeTable make_runtime() {
     t.event_synchronize = event_synchronize;
     t.event_destroy = event_destroy;
     t.event_elapsed_time = event_elapsed_time;
-    t.malloc_device = t.malloc_host = allocate;
-    t.free_device = t.free_host = release;
-    t.malloc_async = allocate_async;
-    t.free_async = release_async;
+    t.malloc_device = malloc_device;
+    t.malloc_host = malloc_host;
+    t.free_device = free_device;
+    t.free_host = free_host;
+    t.malloc_async = malloc_async;
+    t.free_async = free_async;
     t.memcpy_sync = copy;
     t.memcpy_async = copy_async;
     t.memset_sync = set;

@@ -206,7 +206,10 @@ infiniStatus_t create_descriptor(const char *function, const OpSpec &spec, infin
     i = 0;
     for (infiniopTensorDescriptor_t operand : operands) {
         const TensorDescriptor *tensor = slab<TensorDescriptor>.find(operand);
-        if (tensor == nullptr) return fail_dead(function, "tensor descriptor", operand);
+        if (tensor == nullptr)
+            return fail(INFINI_STATUS_BAD_PARAM,
+                        "%s: the tensor descriptor of %s, %p, was destroyed or is no such object", function,
+                        spec.operand_names[i], static_cast<void *>(operand));
         problem.operands[i++] = tensor->operand;
     }
     return create_descriptor(function, spec, handle, desc, problem);

@@ -238,12 +238,13 @@ INFINI_EXPORT(infinirtGraphExecDestroy, (infinirtGraphExec_t exec), {
     if (exec == nullptr) return INFINI_STATUS_SUCCESS;
     return call(fn, &T::graph_exec_destroy, exec);
 })
-INFINI_EXPORT(infinirtGraphLaunch, (infinirtGraphExec_t exec, infinirtStream_t stream), {
-    NOT_NULL(exec);
-    return call(fn, &T::graph_launch, exec, stream);
-})
-infiniStatus_t infinirtGraphLuanch(infinirtGraphExec_t exec, infinirtStream_t stream) {
-    return infinirtGraphLaunch(exec, stream);
-}
+/* Two spellings of one function. */
+#define EXPORT_LAUNCH(function)                                                    \
+    INFINI_EXPORT(function, (infinirtGraphExec_t exec, infinirtStream_t stream), { \
+        NOT_NULL(exec);                                                            \
+        return call(fn, &T::graph_launch, exec, stream);                           \
+    })
+EXPORT_LAUNCH(infinirtGraphLaunch)
+EXPORT_LAUNCH(infinirtGraphLuanch)
 
 } // extern "C"
