@@ -21,7 +21,8 @@
  *    Of the memory given, as many bytes as were asked for are used; one that is an operand's as well is BAD_PARAM.
  *
  *  LAYOUTS
- *  - Sizes may be 0; a dimension of size 1 may have any stride; inputs may have stride 0 (broadcast) or negative strides.
+ *  - Sizes may be 0; inputs may have stride 0 (broadcast) or negative strides. A dimension of size 1 may have any stride, and
+ *    so may all dimensions of an operand without elements.
  *  - An output whose elements overlap each other is BAD_TENSOR_STRIDES at create.
  *  - At run an output may be exactly the same memory and layout as an input where the operator says so. Any other byte
  *    shared between an output and another operand is BAD_PARAM, before anything is written. The test is exact: interleaved
@@ -129,8 +130,8 @@ typedef struct InfiniopTensorDescriptor *infiniopTensorDescriptor_t;
  *  shape    ndim sizes in elements; may be NULL when ndim is 0; copied
  *  strides  ndim signed strides in elements, or NULL for row-major; copied
  *  dtype    any INFINI_DTYPE_ but INVALID, else BAD_TENSOR_DTYPE
- *  The product of the non-zero sizes (in bytes when strides is NULL), and the distance in bytes between the first and the
- *  last element, must fit in ptrdiff_t: else BAD_TENSOR_SHAPE and BAD_TENSOR_STRIDES. */
+ *  The product of the non-zero sizes (in bytes when strides is NULL), and the bytes from the lowest element to the highest,
+ *  these two included, must fit in ptrdiff_t: else BAD_TENSOR_SHAPE and BAD_TENSOR_STRIDES. */
 INFINI_API infiniStatus_t infiniopCreateTensorDescriptor(infiniopTensorDescriptor_t *desc, size_t ndim, const size_t *shape,
                                                          const ptrdiff_t *strides, infiniDtype_t dtype);
 INFINI_API infiniStatus_t infiniopDestroyTensorDescriptor(infiniopTensorDescriptor_t desc);

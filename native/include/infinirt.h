@@ -15,7 +15,8 @@
  *  - Sizes are in bytes. Pointers to results are host pointers, written only on SUCCESS unless said otherwise.
  *  - A NULL result pointer gives NULL_POINTER, an unknown device type DEVICE_TYPE_NOT_SUPPORTED, an unknown value of
  *    any other enum BAD_PARAM, a handle that was destroyed or is of another kind BAD_PARAM.
- *  - A NULL stream is the device's default stream. Destroy and free functions accept NULL.
+ *  - A NULL stream is the device's default stream. Destroy and free functions accept NULL. A call that has nothing to do
+ *    (size 0, or NULL to free) succeeds without a look at its stream.
  *  - A failed call changes nothing. Every function may be called from any thread; one stream, event or graph must not
  *    be destroyed while another thread uses it.
  *  - Nothing prints and nothing aborts. Calls reach the backend of the current device; what that backend cannot do
