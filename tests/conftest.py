@@ -8,6 +8,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
+from live import Live
 
 import infiniop_py
 
@@ -51,6 +52,11 @@ def own() -> Iterator[Callable[[type[infiniop_py.GraphOperator], Any], None]]:
     yield register
     for dispatcher, implementation in reversed(before):
         dispatcher.register_device("cpu", implementation)
+
+
+@pytest.fixture
+def live() -> Live:
+    return Live()
 
 
 @pytest.fixture

@@ -130,6 +130,17 @@ PROGRAMS = {
         t = threading.Thread(target=lambda: seen.append(ip.get_device())); t.start(); t.join()
         assert seen == [cpu]
     """,
+    "released while another device is current": """
+        from infiniop_py import _native
+        for here in (cpu, q0, q1):
+            for device in (cpu, q0, q1):
+                mine = [ip.empty(3, device=device), ip.Stream(device), ip.Event(device)]
+                ip.set_device(here)
+                _native.lib.infinirtSetLastError(0, b"")
+                while mine:
+                    mine.pop()
+                    assert _native.last_message() == "" and ip.get_device() is here
+    """,
     "copies": """
         x = ints(4, 6)
         for chain in ((q0,), (q1,), (q0, q1), (q1, q0), (q0, cpu, q1)):

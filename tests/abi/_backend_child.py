@@ -29,6 +29,7 @@ from _library import (
     QY,
     SUCCESS,
     BackendInfo,
+    FakeCounts,
     Library,
     pointer,
 )
@@ -50,26 +51,6 @@ MEMORY = 64 << 20  # FAKE_MEMORY of the plugin
 WORKSPACE = 96  # FAKE_WORKSPACE of the plugin
 
 
-class Counts(ctypes.Structure):
-    """FakeCounts of native/tests/fake_backend.c."""
-
-    _fields_ = [
-        ("plans", ctypes.c_int64),
-        ("blocks", ctypes.c_int64 * 2),
-        ("bytes", ctypes.c_int64 * 2),
-        ("host_blocks", ctypes.c_int64),
-        ("streams", ctypes.c_int64),
-        ("events", ctypes.c_int64),
-        ("device_graphs", ctypes.c_int64),
-        ("graph_execs", ctypes.c_int64),
-        ("broken_guards", ctypes.c_int64),
-        ("creates", ctypes.c_int64),
-        ("runs", ctypes.c_int64 * 2),
-        ("captures", ctypes.c_int64),
-        ("launches", ctypes.c_int64),
-    ]
-
-
 class Fake:
     """The libraries with the plugin in its slot."""
 
@@ -77,10 +58,8 @@ class Fake:
         self.lib = lib
         self._plugin = ctypes.CDLL(plugin)
 
-    def counts(self) -> Counts:
-        counts = Counts()
-        self._plugin.fakeBackendGetCounts(ctypes.byref(counts))
-        return counts
+    def counts(self) -> FakeCounts:
+        return FakeCounts.of(self._plugin)
 
     def use(self, device_id: int) -> None:
         assert self.lib.infinirtSetDevice(QY, device_id) == SUCCESS, self.lib.message()

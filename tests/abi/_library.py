@@ -112,6 +112,32 @@ class BackendInfo(ctypes.Structure):
     ]
 
 
+class FakeCounts(ctypes.Structure):
+    """FakeCounts of native/tests/fake_backend.c: what of it is alive, and what it did."""
+
+    _fields_ = [
+        ("plans", ctypes.c_int64),
+        ("blocks", ctypes.c_int64 * 2),
+        ("bytes", ctypes.c_int64 * 2),
+        ("host_blocks", ctypes.c_int64),
+        ("streams", ctypes.c_int64),
+        ("events", ctypes.c_int64),
+        ("device_graphs", ctypes.c_int64),
+        ("graph_execs", ctypes.c_int64),
+        ("broken_guards", ctypes.c_int64),
+        ("creates", ctypes.c_int64),
+        ("runs", ctypes.c_int64 * 2),
+        ("captures", ctypes.c_int64),
+        ("launches", ctypes.c_int64),
+    ]
+
+    @classmethod
+    def of(cls, plugin: ctypes.CDLL) -> FakeCounts:
+        counts = cls()
+        plugin.fakeBackendGetCounts(ctypes.byref(counts))
+        return counts
+
+
 _loaded: dict[Path, Library] = {}
 
 
