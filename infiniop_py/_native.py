@@ -20,7 +20,9 @@ import importlib.util
 import os
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import is_
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -259,6 +261,19 @@ def pointer(number: int) -> Any:
     return cast(VOID_POINTER, number)
 
 
+def owning(kind: str, destroy: Any) -> Callable[[], Any]:
+    """A function that makes places for one native object each: pointers to a `kind`, NULL at first. What
+    creates the object writes it there, and when the place goes, `destroy` is called with what is there.
+
+    So an object has an owner before it exists, and goes without a line of Python: a signal's handler may
+    raise at any point without losing it.
+    """
+    one, new, own = ffi.typeof(f"{kind}[1]"), ffi.new, ffi.gc
+    release = partial(max, key=destroy)  # calls it with each element, without bytecode of its own
+    return lambda: own(new(one), release)
+
+
 def owning_pointer(number: int, owner: object) -> Any:
     """The pointer of a number, which keeps `owner` alive as long as it lives itself."""
-    return ffi.gc(cast(VOID_POINTER, number), lambda _, owner=owner: None)
+    # What is called in the end does nothing: it is there to hold the owner.
+    return ffi.gc(cast(VOID_POINTER, number), partial(is_, owner))

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol
 from . import _native
 from ._layout import RESULT, Layout, Shape, element_strides, overlap, row_major
 from ._log import logger
-from ._native import BYTE_POINTER, NULL, address, cast, check, ffi, last_message, lib, owning_pointer
+from ._native import BYTE_POINTER, NULL, address, cast, check, ffi, last_message, lib, owning, owning_pointer
 from .cache import OpCache
-from .device import CPU, Device, device_scope, get_stream, handle, refuse_pickle, release
+from .device import CPU, Device, device_scope, get_stream, handle, refuse_pickle
 from .dispatcher import OpImpl
 from .errors import InfiniopError, ParamError, StrideError, from_status
 from .tensor import Tensor
@@ -42,7 +42,7 @@ class NativeOp(NamedTuple):
     operand_names: tuple[str, ...]
     has_workspace: bool
     run: Any
-    destroy: Any
+    place: Callable[[], Any]  # for a descriptor
 
 
 def native_op(
@@ -54,7 +54,7 @@ def native_op(
         operand_names=operand_names,
         has_workspace=has_workspace,
         run=getattr(lib, f"infiniop{c_name}"),
-        destroy=getattr(lib, f"infiniopDestroy{c_name}Descriptor"),
+        place=owning("struct InfiniopDescriptor *", getattr(lib, f"infiniopDestroy{c_name}Descriptor")),
     )
 
 
@@ -63,7 +63,6 @@ run3 = lib.infiniopRun3
 
 _create = lib.infiniopCreateDescriptor
 _new = ffi.new
-_DESCRIPTOR = ffi.typeof("struct InfiniopDescriptor **")
 _SIZE = ffi.typeof("size_t *")
 _NUMBERS = ffi.typeof("int64_t[]")
 
@@ -121,8 +120,8 @@ class Descriptor:
     """A native operator descriptor, destroyed when the last reference to it goes."""
 
     __slots__ = (
-        "_destroy",
         "_head",
+        "_place",
         "_run",
         "device",
         "name",
@@ -133,13 +132,13 @@ class Descriptor:
     )
 
     def __init__(
-        self, op: NativeOp, device: Device, pointer: Any, workspace_size: int, offsets: Offsets | None
+        self, op: NativeOp, device: Device, place: Any, workspace_size: int, offsets: Offsets | None
     ) -> None:
-        self._destroy = op.destroy
+        self._place = place
         self._run = op.run
         self.name = op.name
         self.device = device
-        self.pointer = pointer
+        self.pointer = pointer = place[0]
         self.offsets = offsets
         self.workspace_size = workspace_size
         # The first arguments of every run, for the usual case that no workspace is needed.
@@ -172,9 +171,6 @@ class Descriptor:
 
     __reduce__ = refuse_pickle
 
-    def __del__(self, _release: Any = release) -> None:
-        _release(self.device, self._destroy, self.pointer)
-
 
 def _run_refusal(status: int, call: Call) -> InfiniopError:
     return _refusal(status, call.native, call.name, call.names, [shape for _, shape, _ in call.layouts])
@@ -187,11 +183,11 @@ def create(
     layouts: list[int] = []
     for dtype, shape, strides in problem.layouts:
         layouts += (dtype.code, len(shape), *shape, *strides)
-    made = _new(_DESCRIPTOR)
+    place = op.place()
     size = _new(_SIZE)
     status = _create(
         handle(device),
-        made,
+        place,
         size,
         op.name.encode(),
         _new(_NUMBERS, layouts),
@@ -208,10 +204,10 @@ def create(
         raise _refusal(status, op, name, names, shapes if alone else ())
     if logger.isEnabledFor(logging.DEBUG):
         plan = ffi.new("const char **")
-        check(lib.infiniopGetDescriptorPlan(made[0], plan))
+        check(lib.infiniopGetDescriptorPlan(place[0], plan))
         if text := ffi.string(plan[0]).decode():
             logger.debug("%s planned: %s", name, text)
-    return Descriptor(op, device, made[0], size[0], problem.offsets)
+    return Descriptor(op, device, place, size[0], problem.offsets)
 
 
 def plan(call: Call) -> Descriptor:
@@ -312,20 +308,21 @@ _SOMEWHERE = cast(_native.VOID_POINTER, 1 << 12)
 _FACTORS = (1.0, 0.0)
 
 
+_graph_place = owning("infiniopGraph_t", lib.infiniopDestroyGraph)
+
+
 class NativeGraph:
     """A native executor: calls with their pointers, run in one native call."""
 
-    __slots__ = ("_told", "device", "length", "pointer")
+    __slots__ = ("_place", "_told", "device", "length", "pointer")
 
     def __init__(self, device: Device) -> None:
         self._told = False
-        self.pointer: Any = None
         self.device = device
         self.length = 0
-        out = ffi.new("infiniopGraph_t *")
-        with device_scope(device):
-            check(lib.infiniopCreateGraph(handle(device), out))
-        self.pointer = out[0]
+        self._place = _graph_place()
+        check(lib.infiniopCreateGraph(handle(device), self._place))
+        self.pointer = self._place[0]
 
     def append(self, call: Call, workspace: Any) -> None:
         """Append a call planned by :data:`NATIVE`, checked like a run of it. `workspace` points to as many
@@ -375,7 +372,3 @@ class NativeGraph:
         return ffi.string(text[0]).decode(errors="replace")  # type: ignore[no-any-return]
 
     __reduce__ = refuse_pickle
-
-    def __del__(self, _release: Any = release, _destroy: Any = lib.infiniopDestroyGraph) -> None:
-        if self.pointer is not None:
-            _release(self.device, _destroy, self.pointer)

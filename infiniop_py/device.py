@@ -7,16 +7,15 @@ that C code in the same thread and this module never disagree.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from enum import IntEnum
+from functools import cache, partial
 from types import TracebackType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from . import errors
-from ._native import NULL, check, error, ffi, lib
+from ._native import NULL, check, error, ffi, lib, owning
 
 __all__ = [
     "CPU",
@@ -31,6 +30,9 @@ __all__ = [
     "set_device",
     "synchronize",
 ]
+
+
+T = TypeVar("T")
 
 
 class DeviceType(IntEnum):
@@ -144,7 +146,7 @@ class _Thread(threading.local):
         self.recording: Any = None  # the Graph that operators are recorded to
         # The CPU descriptors that may be run without a further look, by operator: none while recording.
         self.ready: dict[type, Any] = {}
-        self.handles: dict[Device, _Handle] = {}
+        self.handles: dict[Device, Any] = {}
         self.streams: dict[Device, Stream] = {}
         self.stream_stack: list[tuple[Device, Stream | None]] = []
 
@@ -197,40 +199,33 @@ class device_scope:
         previous = get_device()
         self._previous = None if previous is self._device else previous
         if self._previous is not None:
-            check(lib.infinirtSetDevice(self._device.type, self._device.index))
+            try:
+                check(lib.infinirtSetDevice(self._device.type, self._device.index))
+            except BaseException:  # a signal's handler may raise after the call
+                self.__exit__()
+                raise
 
     def __exit__(self, *_: object) -> None:
         if self._previous is not None:
             check(lib.infinirtSetDevice(self._previous.type, self._previous.index))
 
 
-def call_on(device: Device, function: Callable[..., int], *arguments: Any) -> int:
-    """Call a native function with a device current, restore the caller's device, and return the status."""
+def call_on(device: Device, function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function with a device current, restore the caller's device, and return what it returns."""
     if get_device() is device:
         return function(*arguments)
     with device_scope(device):
         return function(*arguments)
 
 
-def release(
-    device: Device,
-    function: Callable[[Any], int],
-    pointer: Any,
-    *,
-    _is_finalizing: Callable[[], bool] = sys.is_finalizing,
-) -> None:
-    """Give a native object back on its device. For ``__del__``: raises nothing, and does nothing at
-    interpreter exit.
-
-    Python promises no order of destruction at exit, and the process's memory is about to go anyway.
+@cache
+def places(device: Device, kind: str, entry: str) -> Callable[[], Any]:
+    """A function that makes places (see ``_native.owning``) for what belongs to a device. An entry of the
+    device's own table gives it back, whichever device is current then.
     """
-    if _is_finalizing():
-        return
-    if device is CPU:  # nothing of the CPU asks which device is current
-        function(pointer)
-        return
-    with suppress(errors.InfiniopError):  # the device itself may be gone, and what was on it with it
-        call_on(device, function, pointer)
+    backend = ffi.new("const InfiniBackend **")
+    check(lib.infinirtGetBackend(device.type, backend))
+    return owning(kind, partial(getattr(backend[0].runtime, entry), device.index))
 
 
 def refuse_pickle(self: object) -> NoReturn:
@@ -241,31 +236,19 @@ def refuse_pickle(self: object) -> NoReturn:
     )
 
 
-class _Handle:
-    """A native handle: the device to create operators on."""
-
-    __slots__ = ("device", "pointer")
-
-    def __init__(self, device: Device) -> None:
-        self.pointer = None
-        self.device = device
-        out = ffi.new("infiniopHandle_t *")
-        with device_scope(device):
-            check(lib.infiniopCreateHandle(out))
-        self.pointer = out[0]
-
-    def __del__(self, _release: Any = release, _destroy: Any = lib.infiniopDestroyHandle) -> None:
-        if self.pointer is not None:
-            _release(self.device, _destroy, self.pointer)
+_handle_place = owning("infiniopHandle_t", lib.infiniopDestroyHandle)
 
 
 def handle(device: Device) -> Any:
-    """This thread's native handle of a device."""
+    """This thread's native handle of a device: what operators are created on."""
     try:
-        return thread.handles[device].pointer
+        return thread.handles[device][0]
     except KeyError:
-        made = thread.handles[device] = _Handle(device)
-        return made.pointer
+        place = _handle_place()
+        with device_scope(device):
+            check(lib.infiniopCreateHandle(place))
+        thread.handles[device] = place
+        return place[0]
 
 
 def _need_kind(op: str, name: str, value: object, kind: type) -> None:
@@ -284,24 +267,23 @@ class Stream:
     ...     assert get_stream("cpu") is stream
     """
 
-    __slots__ = ("__weakref__", "_owned", "device", "pointer")
+    __slots__ = ("__weakref__", "_place", "device", "pointer")
 
     device: Device
     pointer: Any
+    _place: Any
 
     def __init__(self, device: DeviceLike | None = None) -> None:
-        self._owned = False
         self.device = as_device(device)
-        out = ffi.new("infinirtStream_t *")
         with device_scope(self.device):
-            check(lib.infinirtStreamCreate(out))
-        self.pointer = out[0]
-        self._owned = True
+            self._place = places(self.device, "infinirtStream_t", "stream_destroy")()
+            check(lib.infinirtStreamCreate(self._place))
+        self.pointer = self._place[0]
 
     @classmethod
     def _default(cls, device: Device) -> Stream:
         self = object.__new__(cls)
-        self.device, self.pointer, self._owned = device, NULL, False
+        self.device, self.pointer, self._place = device, NULL, None
         return self
 
     def synchronize(self) -> None:
@@ -330,13 +312,9 @@ class Stream:
             thread.streams[device] = outer
 
     def __repr__(self) -> str:
-        return f"<Stream of {self.device}{'' if self._owned else ', the default one'}>"
+        return f"<Stream of {self.device}{', the default one' if self._place is None else ''}>"
 
     __reduce__ = refuse_pickle
-
-    def __del__(self, _release: Any = release, _destroy: Any = lib.infinirtStreamDestroy) -> None:
-        if self._owned:
-            _release(self.device, _destroy, self.pointer)
 
 
 def get_stream(device: DeviceLike | None = None) -> Stream:
@@ -361,7 +339,7 @@ class Event:
     True
     """
 
-    __slots__ = ("__weakref__", "_owned", "device", "pointer")
+    __slots__ = ("__weakref__", "_place", "device", "pointer")
 
     device: Device
     pointer: Any
@@ -369,16 +347,14 @@ class Event:
     def __init__(
         self, device: DeviceLike | None = None, *, timing: bool = True, blocking: bool = False
     ) -> None:
-        self._owned = False
         self.device = as_device(device)
         flags = (0 if timing else lib.INFINIRT_EVENT_DISABLE_TIMING) | (
             lib.INFINIRT_EVENT_BLOCKING_SYNC if blocking else 0
         )
-        out = ffi.new("infinirtEvent_t *")
         with device_scope(self.device):
-            check(lib.infinirtEventCreateWithFlags(out, flags))
-        self.pointer = out[0]
-        self._owned = True
+            self._place = places(self.device, "infinirtEvent_t", "event_destroy")()
+            check(lib.infinirtEventCreateWithFlags(self._place, flags))
+        self.pointer = self._place[0]
 
     def record(self, stream: Stream | None = None) -> None:
         """Mark this point of a stream, by default the thread's stream of the event's device."""
@@ -417,10 +393,6 @@ class Event:
         return f"<Event of {self.device}>"
 
     __reduce__ = refuse_pickle
-
-    def __del__(self, _release: Any = release, _destroy: Any = lib.infinirtEventDestroy) -> None:
-        if self._owned:
-            _release(self.device, _destroy, self.pointer)
 
 
 def synchronize(device: DeviceLike | None = None) -> None:

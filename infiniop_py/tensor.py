@@ -43,8 +43,8 @@ from .device import (
     device_scope,
     get_stream,
     memory_error,
+    places,
     refuse_pickle,
-    release,
     thread,
 )
 from .dtypes import DType, as_dtype, from_numpy_dtype
@@ -62,10 +62,9 @@ class _Storage:
     `owner`.
     """
 
-    __slots__ = ("__weakref__", "_owned", "address", "device", "nbytes", "owner")
+    __slots__ = ("__weakref__", "address", "device", "nbytes", "owner")
 
     def __init__(self, device: Device, address: int, nbytes: int, owner: object) -> None:
-        self._owned: Any = None
         self.device = device
         self.address = address
         self.nbytes = nbytes
@@ -77,19 +76,19 @@ class _Storage:
             raise errors.OutOfMemoryError(
                 f"{what}: cannot allocate {nbytes} bytes on {device}: no address space is so large"
             )
-        out = ffi.new("void **")
-        status = call_on(device, lib.infinirtMalloc, out, nbytes)
+        status, place = call_on(device, _malloc, device, nbytes)
         if status:
             raise memory_error(what, nbytes, device, status)
-        self = cls(device, address_of(out[0]), nbytes, None)
-        self._owned = out[0]
+        self = cls(device, address_of(place[0]), nbytes, place)
         if thread.recording is not None:
             thread.recording._allocated(self, device, self.address, nbytes)
         return self
 
-    def __del__(self, _release: Any = release, _free: Any = lib.infinirtFree) -> None:
-        if self._owned is not None:
-            _release(self.device, _free, self._owned)
+
+def _malloc(device: Device, nbytes: int) -> tuple[int, Any]:
+    """The status, and the place of the memory on a device that is current."""
+    place = places(device, "void *", "free_device")()
+    return lib.infinirtMalloc(place, nbytes), place
 
 
 class _Operators:

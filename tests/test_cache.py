@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from live import Live
 
 import infiniop_py as ip
-from infiniop_py._native_op import Descriptor
 
 
 class SameHash:
@@ -204,54 +204,38 @@ def test_capacity_0_plans_every_call(cache: ip.OpCache) -> None:
     assert cache.cache_info().size == 0
 
 
-def test_descriptors_live_as_long_as_someone_needs_them(
-    cache: ip.OpCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    destroyed: list[int] = []
-    original = Descriptor.__del__
-
-    def spy(self: Descriptor) -> None:
-        destroyed.append(1)
-        original(self)
-
-    monkeypatch.setattr(Descriptor, "__del__", spy)
+def test_descriptors_live_as_long_as_someone_needs_them(cache: ip.OpCache, live: Live) -> None:
+    before = live.descriptors()
     x, out = np.arange(5.0), np.empty(5)
     call = ip.Add(out, x, x)
     with ip.Graph() as graph:
         ip.add(np.ones(6), np.ones(6))
     cache.clear()
-    assert cache.cache_info().size == 0 and destroyed == []
+    assert cache.cache_info().size == 0 and live.descriptors() == before + 2
     call.run()
     np.testing.assert_array_equal(out, x + x)
     del call
-    assert len(destroyed) == 1
+    assert live.descriptors() == before + 1
     del graph
-    assert len(destroyed) == 2
+    assert live.descriptors() == before
 
 
-def test_a_thread_has_its_own_cache_and_takes_it_along(monkeypatch: pytest.MonkeyPatch) -> None:
-    destroyed: list[int] = []
-    original = Descriptor.__del__
-
-    def spy(self: Descriptor) -> None:
-        destroyed.append(threading.get_ident())
-        original(self)
-
-    monkeypatch.setattr(Descriptor, "__del__", spy)
+def test_a_thread_has_its_own_cache_and_takes_it_along(live: Live) -> None:
+    before = live.descriptors()
     seen: list[Any] = []
 
     def work() -> None:
         for size in range(1, 4):
             ip.add(np.ones(size), np.ones(size))
         seen.append(ip.Add.cache().cache_info())
-        seen.append(threading.get_ident())
+        seen.append(live.descriptors())
 
     mine = ip.Add.cache().cache_info()
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen[0] == (0, 3, 0, 3, 100)
-    assert destroyed == [seen[1]] * 3
+    assert seen == [(0, 3, 0, 3, 100), before + 3]
+    assert live.descriptors() == before
     assert ip.Add.cache().cache_info() == mine
 
 

@@ -93,6 +93,7 @@ infiniStatus_t stream_create(int, infinirtStream_t *stream) {
     return INFINI_STATUS_SUCCESS;
 }
 infiniStatus_t stream_destroy(int, infinirtStream_t stream) {
+    if (stream == nullptr) return INFINI_STATUS_SUCCESS;
     if (const infiniStatus_t status = check_stream("infinirtStreamDestroy", stream)) return status;
     slab<CpuStream>.destroy(static_cast<CpuStream *>(stream));
     return INFINI_STATUS_SUCCESS;
@@ -131,6 +132,7 @@ infiniStatus_t event_synchronize(int, infinirtEvent_t event) {
     return find_event("infinirtEventSynchronize", event, &found);
 }
 infiniStatus_t event_destroy(int, infinirtEvent_t event) {
+    if (event == nullptr) return INFINI_STATUS_SUCCESS;
     CpuEvent *found;
     if (const infiniStatus_t status = find_event("infinirtEventDestroy", event, &found)) return status;
     slab<CpuEvent>.destroy(found);
@@ -169,6 +171,7 @@ infiniStatus_t allocate(const char *what, void **ptr, size_t size) {
     return INFINI_STATUS_SUCCESS;
 }
 infiniStatus_t release(const char *what, void *ptr) {
+    if (ptr == nullptr) return INFINI_STATUS_SUCCESS;
     {
         std::lock_guard<ForkMutex> lock(allocations.mutex);
         if (allocations.live.erase(ptr) == 0)
