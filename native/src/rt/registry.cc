@@ -13,6 +13,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <new>
+#include <set>
 #include <string>
 
 #include "core/fork_mutex.h"
@@ -41,6 +43,7 @@ struct Registry {
     Slot slots[INFINI_DEVICE_TYPE_COUNT];
     bool environment_read = false;
     const char *environment_failures = "";
+    std::set<std::string> texts;
 
     Registry() {
         slots[INFINI_DEVICE_CPU].backend = &kCpuBackend;
@@ -64,9 +67,13 @@ private:
 };
 INFINI_THREAD_LOCAL bool Loading::here_ = false;
 
+/** The same text is kept once, or whoever tries a bad plugin again and again would fill the memory. This thread is Loading. */
 const char *keep(const std::string &text) {
-    const char *copy = strdup(text.c_str());
-    return copy != nullptr ? copy : "out of memory";
+    try {
+        return registry.texts.insert(text).first->c_str();
+    } catch (const std::bad_alloc &) {
+        return "out of memory";
+    }
 }
 
 infiniStatus_t host_fail(infiniStatus_t status, const char *message) {
