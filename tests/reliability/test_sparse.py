@@ -1,0 +1,29 @@
+"""Every operator on arrays that reach beyond what 32 bits count, in bytes and in elements, on each set of
+instructions of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import _isas
+import pytest
+from cases import OPERANDS
+
+CHILD = Path(__file__).with_name("_sparse_child.py")
+
+
+def _room() -> bool:
+    """May a process reserve as much as it does not use?"""
+    try:
+        return int(Path("/proc/sys/vm/overcommit_memory").read_text()) != 2
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not _room(), reason="the system gives no memory that is not there")
+@pytest.mark.parametrize("isa", _isas.ISAS)
+def test_far_elements(isa: str, record_property: Callable[..., None]) -> None:
+    runs = int(_isas.run(CHILD, isa, *OPERANDS))
+    record_property("cases", runs)
+    assert runs > 1000
