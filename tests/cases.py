@@ -628,6 +628,10 @@ _BROADCASTS = (
 )
 
 
+# Sizes of 1 behind others, where strides mean nothing: those of each operand are others.
+_TRAILING_ONES = sizes("7x1 5x3x1 4x1x1x1 1x9x1 40x1x1")
+
+
 def _elementwise() -> Iterator[Case]:
     for op, dtype in itertools.product(("add", "mul"), FLOATS + INTEGERS):
         floating = dtype in FLOATS
@@ -657,6 +661,9 @@ def _elementwise() -> Iterator[Case]:
             yield alike(op, dtype, (5, 33), (layout, layout, other), alias=(("c", "a"),))
             yield alike(op, dtype, (5, 33), (layout, other, layout), alias=(("c", "b"),))
         yield alike(op, dtype, (9, 1), ("column", "odd_ones", "column"))
+        for shape in _TRAILING_ONES:
+            yield alike(op, dtype, shape, ("odd_ones", "column", "sliced"))
+            yield alike(op, dtype, shape, ("column", "first_zero", "odd_ones"))
         yield alike(op, dtype, (1, 33), ("odd_ones", "odd_ones", "odd_ones"))
         for shapes in _BROADCASTS:
             yield Case(op, dtype, shapes)
@@ -706,6 +713,8 @@ def _add_rms_norm() -> Iterator[Case]:
             yield norm(dtype, shape, ("swapped", "padded", "reversed_rows", "sliced_rows", "offset"))
         for layout in ("odd_ones", "column", "sliced", "reversed", "F"):
             yield norm(dtype, (4, 1), (layout,) * 5)
+        for shape in _TRAILING_ONES:
+            yield norm(dtype, shape, ("odd_ones", "column", "sliced", "reversed", "odd_ones"))
         for alias in _NORM_ALIASES:
             for layout in ("C", "padded", "reversed_rows"):
                 yield norm(dtype, (5, 33), (layout,) * 4, alias=alias)
@@ -761,6 +770,9 @@ def _rearrange() -> Iterator[Case]:
         for edge, shape in itertools.product(("begin", "end"), sizes("130x67 512x70")):
             yield alike("rearrange", dtype, shape, ("C", "T"), edge=edge)
         yield alike("rearrange", dtype, (9, 1), ("column", "odd_ones"))
+        for shape in _TRAILING_ONES:
+            yield alike("rearrange", dtype, shape, ("odd_ones", "column"))
+            yield alike("rearrange", dtype, shape, ("sliced", "odd_ones"))
         for edge, shape in itertools.product(("begin", "end"), sizes("1 7 65 5x33 17x16 33x65")):
             for layouts in (("C", "C"), ("C", "T"), ("mirrored", "first_zero"), ("padded", "reversed")):
                 yield alike("rearrange", dtype, shape, layouts, edge=edge)
