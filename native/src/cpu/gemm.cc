@@ -458,7 +458,7 @@ struct InPlace final : Way {
                 fetch_ahead(r, t, k0, i, rows, g);
                 g.a = packs_a ? r.workspace + (k0 / kBlockK * units(kBlockK) * m + t.i0 + i) * kernel.acc_size
                               : at_a(r.a, t.i0 + i, k0);
-                g.sums = t.sums + i * task_n * kernel.acc_size;
+                g.sums = bytes_sums == 0 ? nullptr : t.sums + i * task_n * kernel.acc_size;
                 g.c = last && to_c ? at_c(r.c, t.i0 + i, t.j0) : nullptr;
                 least = std::min(least, kernels[rows](g));
             }
