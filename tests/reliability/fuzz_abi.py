@@ -1,0 +1,123 @@
+"""Fuzzes the C interface with libFuzzer, from the inputs in native/fuzz/abi.corpus; needs Clang.
+
+    python tests/reliability/fuzz_abi.py                  60 seconds, shared among instruction sets
+    python tests/reliability/fuzz_abi.py --seconds 3600 --corpus FOLDER
+                                                          goes on with what an earlier run found, and keeps it
+    python tests/reliability/fuzz_abi.py --minimise FOLDER
+                                                          makes native/fuzz/abi.corpus of what FOLDER reaches
+
+native/fuzz/fuzz_abi.cc is the harness: bytes become a sequence of calls, a model of the headers says what
+each must answer and write. An input that fails is left in build/fuzz and shown as a line for the corpus,
+which the normal tests run on the libraries as they are (test_fuzz_abi.py). What was run at length once is in
+native/fuzz/LOG.md.
+
+AFL++ takes the same harness:
+CXX=afl-clang-fast++ cmake -S native -B build/afl -DINFINIOP_FUZZ=ON, target fuzz_abi.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CORPUS = ROOT / "native" / "fuzz" / "abi.corpus"
+BUILD = ROOT / "build" / "fuzz"
+MOST_BYTES = 160  # of an input: a dozen calls
+ISAS = ("portable", "avx2", "avx512_bf16")
+_HEAD = """\
+# Inputs of native/fuzz/fuzz_abi.cc in hexadecimal digits; made by tests/reliability/fuzz_abi.py --minimise.
+"""
+
+
+def lines() -> list[str]:
+    """The committed inputs, without remarks."""
+    rows = (line.partition("#")[0].strip() for line in CORPUS.read_text().splitlines())
+    return [row for row in rows if row]
+
+
+def unpack(folder: Path) -> None:
+    for i, line in enumerate(lines()):
+        (folder / f"{i:04}").write_bytes(bytes.fromhex(line))
+
+
+def build() -> Path:
+    names = (os.environ.get("CXX", ""), "clang++", *(f"clang++-{n}" for n in range(25, 13, -1)))
+    compiler = next((name for name in names if "clang" in name and shutil.which(name)), None)
+    if compiler is None:
+        sys.exit("fuzz_abi.py: no clang++ was found (Debian, Ubuntu: apt install clang)")
+    configure = ["cmake", "-S", ROOT / "native", "-B", BUILD, "-DINFINIOP_FUZZ=ON", "-DCMAKE_BUILD_TYPE=None"]
+    make = ["cmake", "--build", BUILD, "--target", "fuzz_abi", "--parallel", str(os.cpu_count())]
+    subprocess.run(configure, check=True, env={**os.environ, "CXX": compiler}, stdout=subprocess.DEVNULL)
+    subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+    return BUILD / "fuzz_abi"
+
+
+def fuzz(program: Path, corpus: Path, isa: str, seconds: float) -> bool:
+    options = [
+        f"-max_total_time={max(1, round(seconds))}",
+        f"-max_len={MOST_BYTES}",
+        "-len_control=0",
+        "-timeout=60",
+        "-print_final_stats=1",
+        f"-artifact_prefix={BUILD}/",
+    ]
+    done = subprocess.run(
+        [program, *options, corpus],
+        check=False,
+        env={**os.environ, "INFINIOP_MAX_ISA": isa},
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+    executed = re.search(r"number_of_executed_units: (\d+)", done.stderr)
+    print(f"{isa}: {int(executed[1]) if executed else 0:,} inputs in {seconds:.0f} s", flush=True)
+    if done.returncode == 0:
+        return True
+    print("\n".join(line for line in done.stderr.splitlines()[-80:] if not line.startswith("#")))
+    for path in re.findall(r"Test unit written to (.*)", done.stderr):
+        print(f"a line for {CORPUS.relative_to(ROOT)}:\n{Path(path).read_bytes().hex()}")
+    return False
+
+
+def minimise(program: Path, found: Path) -> None:
+    """Keeps an input for each edge of the program that any reaches, and the lines that have remarks."""
+    old = CORPUS.read_text().splitlines() if CORPUS.exists() else []
+    remarked = [line for line in old if "#" in line[1:]]
+    with tempfile.TemporaryDirectory() as name:
+        options = ["-set_cover_merge=1", "-use_counters=0", f"-max_len={MOST_BYTES}"]
+        subprocess.run([program, *options, name, found], check=True, capture_output=True)
+        inputs = sorted((path.read_bytes() for path in Path(name).iterdir()), key=lambda one: (len(one), one))
+    CORPUS.write_text(_HEAD + "".join(f"{line}\n" for line in [*remarked, *(one.hex() for one in inputs)]))
+    print(f"{len(inputs)} inputs, {sum(map(len, inputs)):,} bytes")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--isa", nargs="+", default=ISAS)
+    parser.add_argument("--corpus", type=Path, metavar="FOLDER")
+    parser.add_argument("--minimise", type=Path, metavar="FOLDER")
+    arguments = parser.parse_args()
+    program = build()
+    if arguments.minimise:
+        return minimise(program, arguments.minimise)
+    with tempfile.TemporaryDirectory() as name:
+        corpus = arguments.corpus or Path(name)
+        corpus.mkdir(parents=True, exist_ok=True)
+        unpack(corpus)
+        share = arguments.seconds / len(arguments.isa)
+        right = [fuzz(program, corpus, isa, share) for isa in arguments.isa]
+    sys.exit(0 if all(right) else 1)
+
+
+if __name__ == "__main__":
+    main()
