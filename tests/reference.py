@@ -174,7 +174,9 @@ def _gemm(c: Array, a: Array, b: Array, alpha: float, beta: float, shape: tuple[
     total = np.zeros(shape, a.dtype)
     with np.errstate(all="ignore"):
         if alpha != 0 and a.shape[-1] != 0:
-            total = total + alpha * (a @ b.swapaxes(-1, -2).copy().swapaxes(-1, -2))  # long doubles: no BLAS
+            if b.dtype == np.longdouble:  # for which there is no BLAS: NumPy goes along the columns of b
+                b = b.swapaxes(-1, -2).copy().swapaxes(-1, -2)
+            total = total + alpha * (a @ b)
         if beta != 0:
             total = total + beta * c
     return total
@@ -186,7 +188,7 @@ def gemm(c: Array, a: Array, b: Array, alpha: float = 1.0, beta: float = 0.0) ->
     return _gemm(widen(c), widen(a), widen(b), alpha, beta, c.shape)
 
 
-def _gemm_error(c: Array, a: Array, b: Array, alpha: float, beta: float) -> Array:
+def gemm_error(c: Array, a: Array, b: Array, alpha: float, beta: float) -> Array:
     """How far what is accumulated for C may be from the exact result.
 
     A product is rounded once, then takes part in at most K-1 additions, one multiplication with alpha and one
@@ -222,7 +224,7 @@ def assert_gemm_bound(
     got: Array, exact: Array, c: Array, a: Array, b: Array, alpha: float = 1.0, beta: float = 0.0
 ) -> float:
     """The first tier, the worst case; exact is gemm(c, a, b, alpha, beta)."""
-    return assert_within(got, exact, _gemm_error(c, a, b, alpha, beta), "c")
+    return assert_within(got, exact, gemm_error(c, a, b, alpha, beta), "c")
 
 
 def _gemm_rms(out: Format, a: Array, b: Array, alpha: float) -> float:
@@ -241,29 +243,24 @@ def epilogue(op: str, product: Array, d: Array) -> Array:
     return product + d if op == "gemm_add" else product * d
 
 
-def assert_epilogue(
-    op: str, got: Array, product: Array, a: Array, b: Array, d: Array, alpha: float = 1.0
-) -> float:
-    """gemm_add or gemm_mul, given the exact product: it is rounded to the result's type before D comes in;
-    what is then added or multiplied rounds once more in acc, before the store."""
-    out = format_of(got)
-    acc = accumulator(out)
+def epilogue_error(op: str, y: Array, product: Array, a: Array, b: Array, d: Array) -> Array:
+    """How far what is stored for gemm_add or gemm_mul may be from epilogue(op, product, d): the exact product
+    is rounded to the result's type before D comes in; what is then added or multiplied rounds once more in
+    acc, before the store. y: of the result's type and shape."""
+    out = format_of(y)
+    acc, d = accumulator(out), widen(d)
     with np.errstate(all="ignore"):
-        error = _gemm_error(got, a, b, alpha, 0.0)
+        error = gemm_error(y, a, b, 1.0, 0.0)
         error = error + out.u * (np.abs(product) + error) + out.eta / 2
-        exact = epilogue(op, product, widen(d))
         if op == "gemm_mul":
-            error = error * np.abs(widen(d))
-        error = error + acc.u * (np.abs(exact) + error) + acc.eta / 2
-    return assert_within(got, exact, error, "y")
+            error = error * np.abs(d)
+        return np.asarray(error + acc.u * (np.abs(epilogue(op, product, d)) + error) + acc.eta / 2)
 
 
-def assert_epilogue_rms(
-    op: str, got: Array, product: Array, a: Array, b: Array, d: Array, alpha: float = 1.0
-) -> float:
+def assert_epilogue_rms(op: str, got: Array, product: Array, a: Array, b: Array, d: Array) -> float:
     """The second tier, for standard normal A, B and D."""
     out = format_of(got)
-    bound = _gemm_rms(out, a, b, alpha) + _STORE * out.u * rms(product)
+    bound = _gemm_rms(out, a, b, 1.0) + _STORE * out.u * rms(product)
     bound *= rms(widen(d)) if op == "gemm_mul" else 1.0
     return assert_rms_within(got, epilogue(op, product, widen(d)), bound, "y")
 

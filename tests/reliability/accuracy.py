@@ -50,24 +50,25 @@ _FEW = 256  # elements: for fewer the rms of an error is left to chance
 
 
 def _gemm(case: Case, old: Views, results: Results) -> Findings:
-    c, a, b = old["c"], old["a"], old["b"]
-    exact = reference.gemm(c, a, b, case.alpha, case.beta)
+    operands = old["c"], old["a"], old["b"], case.alpha, case.beta
+    exact, error = reference.gemm(*operands), reference.gemm_error(*operands)
     for got in results.values():
-        found = Found(bound=reference.assert_gemm_bound(got, exact, c, a, b, case.alpha, case.beta))
+        found = Found(bound=reference.assert_within(got, exact, error, "c"))
         if case.data == "positive":
             found.ulps = reference.worst_ulps(got, exact)
         elif case.beta == 0 and got.size >= _FEW:
-            found.rms = reference.assert_gemm_rms(got, exact, a, b, case.alpha)
+            found.rms = reference.assert_gemm_rms(got, exact, old["a"], old["b"], case.alpha)
         yield found
 
 
 def _epilogue(case: Case, old: Views, results: Results) -> Findings:
     a, b, d = old["a"], old["b"], old["d"]
     product = reference.gemm(old["y"], a, b)
+    exact = reference.epilogue(case.op, product, reference.widen(d))
+    error = reference.epilogue_error(case.op, old["y"], product, a, b, d)
     for got in results.values():
-        found = Found(bound=reference.assert_epilogue(case.op, got, product, a, b, d))
+        found = Found(bound=reference.assert_within(got, exact, error, "y"))
         if case.data == "positive":
-            exact = reference.epilogue(case.op, product, reference.widen(d))
             found.ulps = reference.worst_ulps(got, exact)
         else:
             found.rms = reference.assert_epilogue_rms(case.op, got, product, a, b, d)
