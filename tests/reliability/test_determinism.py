@@ -1,0 +1,293 @@
+"""The same inputs give the same bits: in every run, whatever threads, neighbours and memory there are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from cases import CALLS, DTYPES, FLOATS, INTEGERS, Case, Views, build, outputs_after, views
+from isas import ISAS, output, start, usable
+from layouts import OUTPUT_LAYOUTS, ROW_LAYOUTS, Array, Guarded, Shape, bits
+from reference import assert_same_bits
+
+import infiniop_py
+
+Record = Callable[[str, object], None]
+Threads = Callable[[int], None]
+
+
+def _normal(rng: np.random.Generator, dtype: str, *shape: int) -> Array:
+    return rng.standard_normal(shape).astype(DTYPES[dtype])
+
+
+# ---- a call again ------------------------------------------------------------------------------------------
+
+# Large enough for several threads.
+_REPEATED: dict[str, tuple[Shape, ...]] = {
+    "gemm": ((96, 200), (96, 700), (700, 200)),
+    "add": ((300, 517),) * 3,
+    "mul": ((300, 517),) * 3,
+    "add_rms_norm": ((200, 259),) * 4 + ((259,),),
+    "rearrange": ((300, 517),) * 2,
+    **dict.fromkeys(("gemm_add", "gemm_mul"), ((530, 100), (530, 300), (300, 100), (530, 100))),
+}
+_REPEATED_LAYOUTS = {
+    "gemm": ("C", "T", "padded"),
+    "add": ("C", "T"),
+    "mul": ("padded", "T"),
+    "rearrange": ("C", "T"),
+    **dict.fromkeys(("gemm_add", "gemm_mul"), ("C", "T", "padded", "T")),
+}
+_TYPES = {"add": FLOATS + INTEGERS, "mul": FLOATS + INTEGERS, "rearrange": tuple(DTYPES)}
+_CALLS = [(op, dtype) for op in CALLS for dtype in _TYPES.get(op, FLOATS)]
+
+each_call = pytest.mark.parametrize(("op", "dtype"), _CALLS, ids=map("-".join, _CALLS))
+
+
+class Repeat:
+    """Runs one case again and again; each result must have the bits of the first."""
+
+    def __init__(self, op: str, dtype: str) -> None:
+        data = "normal" if op.startswith("gemm") else ""
+        beta = 0.5 if op == "gemm" else 0.0
+        self.case = Case(op, dtype, _REPEATED[op], _REPEATED_LAYOUTS.get(op, ()), data, beta=beta)
+        self.operands = build(self.case)
+        self.initial = {name: operand.view.copy() for name, operand in self.operands.items()}
+        self.first = outputs_after(self.case, self.operands, self.initial)
+        self.times = 0
+
+    def check(self, when: str) -> None:
+        self.compare(outputs_after(self.case, self.operands, self.initial), when)
+
+    def compare(self, got: Views, when: str) -> None:
+        self.times += 1
+        for name, value in got.items():
+            np.testing.assert_array_equal(bits(value), bits(self.first[name]), f"{name}: {when}")
+
+
+@each_call
+def test_every_run(op: str, dtype: str, num_threads: Threads, record_property: Record) -> None:
+    repeat = Repeat(op, dtype)
+    for run, count in itertools.product(range(4), (1, 2, 3, 8, 0)):
+        num_threads(count)
+        repeat.check(f"{count} threads, run {run}")
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(repeat.check, "in a new thread, whose caches are empty").result()
+    record_property("cases", repeat.times)
+
+
+_OPERATORS = {
+    "gemm": infiniop_py.Gemm,
+    "gemm_add": infiniop_py.GemmAdd,
+    "gemm_mul": infiniop_py.GemmMul,
+    "add": infiniop_py.Add,
+    "mul": infiniop_py.Mul,
+    "add_rms_norm": infiniop_py.AddRMSNorm,
+    "rearrange": infiniop_py.Rearrange,
+}
+
+
+@each_call
+def test_cold_warm_and_evicted(op: str, dtype: str, record_property: Record) -> None:
+    repeat, cache = Repeat(op, dtype), _OPERATORS[op].cache()
+    capacity = cache.cache_info().capacity
+    other = build(Case(op, dtype, tuple(tuple(2 for _ in shape) for shape in _REPEATED[op])))
+    try:
+        cache.set_capacity(1)
+        repeat.check("cold")
+        hits, evictions = cache.cache_info().hits, cache.cache_info().evictions
+        repeat.check("warm")
+        assert cache.cache_info().hits == hits + 1
+        CALLS[op](repeat.case, views(other))
+        assert cache.cache_info().evictions == evictions + 1
+        repeat.check("evicted")
+    finally:
+        cache.set_capacity(capacity)
+    record_property("cases", repeat.times)
+
+
+@each_call
+def test_a_graph_replays_the_call(op: str, dtype: str, record_property: Record) -> None:
+    repeat = Repeat(op, dtype)
+    case, operands = repeat.case, repeat.operands
+    with infiniop_py.Graph() as graph:
+        CALLS[op](case, views(operands))
+    for replay in range(3):
+        for name in case.outputs:
+            operands[name].view[...] = repeat.initial[name]
+        graph.run()
+        repeat.compare({name: operands[name].view.copy() for name in case.outputs}, f"replay {replay}")
+        for name, operand in operands.items():
+            operand.assert_guards_intact(name)
+    record_property("cases", repeat.times)
+
+
+def _at(x: Array, offset: int) -> Array:
+    """A copy with the same strides that starts so many elements behind a cache line."""
+    assert min(x.strides) > 0
+    extent = sum((n - 1) * step for n, step in zip(x.shape, x.strides)) + x.itemsize
+    raw = np.empty(extent + 64 + offset * x.itemsize, np.uint8)
+    start = -raw.ctypes.data % 64 + offset * x.itemsize
+    copy: Array = np.ndarray(x.shape, x.dtype, raw.data, start, x.strides)
+    copy[...] = x
+    return copy
+
+
+@each_call
+def test_every_address(op: str, dtype: str, record_property: Record) -> None:
+    """Each operand at other offsets within two cache lines."""
+    repeat = Repeat(op, dtype)
+    operands = {name: operand.view for name, operand in repeat.operands.items()}
+    line = 64 // DTYPES[dtype].itemsize
+    for shift in range(0, 2 * line, max(1, line // 8)):
+        moved = {
+            name: _at(operand, (shift * (2 * i + 1) + i) % (2 * line))
+            for i, (name, operand) in enumerate(operands.items())
+        }
+        for name in repeat.case.outputs:
+            moved[name][...] = repeat.initial[name]
+        CALLS[op](repeat.case, moved)
+        repeat.compare({name: moved[name] for name in repeat.case.outputs}, f"moved by {shift}")
+    record_property("cases", repeat.times)
+
+
+# ---- a product in any memory and company -------------------------------------------------------------------
+
+
+def _laid(x: Array, layout: str) -> Array:
+    view = Guarded(x.shape, x.dtype, layout).view
+    view[...] = x
+    return view
+
+
+@pytest.mark.parametrize(("m", "k"), [(1, 300), (7, 259), (34, 600), (70, 31), (264, 260)])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_every_layout(dtype: str, m: int, k: int, rng: np.random.Generator, record_property: Record) -> None:
+    """How operands lie decides how a product is computed, but not its bits."""
+    a, b, c = _normal(rng, dtype, m, k), _normal(rng, dtype, k, 67), _normal(rng, dtype, m, 67)
+    whole = infiniop_py.gemm(a, b, 0.75, 0.5, c=c)
+    layouts = [(first, second, "C") for first, second in itertools.product(OUTPUT_LAYOUTS, repeat=2)]
+    layouts += [("C", second, third) for second, third in itertools.product(("C", "T"), OUTPUT_LAYOUTS)]
+    for in_a, in_b, in_c in layouts:
+        got = _laid(c, in_c)
+        infiniop_py.gemm_(got, _laid(a, in_a), _laid(b, in_b), 0.75, 0.5)
+        assert_same_bits(np.ascontiguousarray(got), whole, f"layouts {in_a}, {in_b}, {in_c}")
+    record_property("cases", len(layouts))
+
+
+@pytest.mark.parametrize("k", [1, 7, 64, 259, 1030])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_every_part_of_a_product(
+    dtype: str, k: int, rng: np.random.Generator, record_property: Record
+) -> None:
+    """The order of accumulation depends on K alone: any part of the product, computed alone, has its bits."""
+    m, n = 45, 131
+    a, b, c = _normal(rng, dtype, m, k), _normal(rng, dtype, k, n), _normal(rng, dtype, m, n)
+    whole = infiniop_py.gemm(a, b, 0.75, 0.5, c=c)
+    parts = [(slice(i, i + 1), slice(None)) for i in (0, 1, 17, 44)]
+    parts += [(slice(None), slice(j, j + 1)) for j in (0, 1, 77, 130)]
+    parts += [(slice(3, 20), slice(10, 75)), (slice(7, 8), slice(9, 10)), (slice(40, 45), slice(97, 131))]
+    parts += [(slice(0, 4), slice(None)), (slice(None), slice(0, 16))]
+    for rows, columns in parts:
+        got = infiniop_py.gemm(a[rows], b[:, columns], 0.75, 0.5, c=c[rows, columns])
+        assert_same_bits(got, np.ascontiguousarray(whole[rows, columns]), f"rows {rows}, columns {columns}")
+    record_property("cases", len(parts))
+
+
+_HEIGHTS = (1, 2, 3, 5, 8, 9, 32, 33, 64, 65, 97, 128, 129, 256, 257, 512, 600)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["b_rows", "b_columns"])
+@pytest.mark.parametrize("k", [1, 7, 256, 257, 600])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_row_of_a_product_in_any_company(
+    dtype: str,
+    k: int,
+    transposed: bool,
+    rng: np.random.Generator,
+    num_threads: Threads,
+    record_property: Record,
+) -> None:
+    """Whatever M and its place are, alone or in a batch, for any number of threads: numbers of rows on both
+    sides of where another way to multiply is chosen, or another height of its tiles."""
+    a, b = _normal(rng, dtype, 600, k), _laid(_normal(rng, dtype, k, 83), "T" if transposed else "C")
+    num_threads(1)
+    whole = infiniop_py.gemm(a, b)
+
+    def company() -> Iterator[tuple[Array, Array]]:
+        """Rows of a, and b for them."""
+        for m in range(1, 71) if k == 7 else _HEIGHTS:
+            yield rng.permutation(600)[:m], b
+        for m in (1, 5, 33, 66):
+            rows = rng.permutation(600)[: 3 * m].reshape(3, m)
+            yield rows, b
+            yield rows, _laid(np.stack([b] * 3), "T" if transposed else "C")
+
+    cases = 0
+    for rows, with_b in company():
+        for count in (1, 2, 3, 8) if rows.size > 8 else (2,):
+            num_threads(count)
+            got = infiniop_py.gemm(a[rows], with_b)
+            assert_same_bits(got, whole[rows], f"{rows.shape} rows, b {with_b.shape}, {count} threads")
+            cases += 1
+    record_property("cases", cases)
+
+
+@pytest.mark.parametrize("op", ["gemm", "gemm_add", "gemm_mul"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_batch_item_is_the_single_product(
+    op: str, dtype: str, rng: np.random.Generator, record_property: Record
+) -> None:
+    a, b, d = (_normal(rng, dtype, *shape) for shape in ((5, 19, 130), (5, 130, 35), (5, 19, 35)))
+    call = getattr(infiniop_py, op)
+    each, shared = ((d,), (d[1],)) if op != "gemm" else ((), ())
+    batched, of_one_b = call(a, b, *each), call(a, b[2], *shared)
+    for i in range(5):
+        assert_same_bits(batched[i], call(a[i], b[i], *(x[i] for x in each)), f"item {i}")
+        assert_same_bits(of_one_b[i], call(a[i], b[2], *shared), f"item {i}, shared b")
+    record_property("cases", 10)
+
+
+# ---- a row of a norm in any memory and company -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(600, 259), (9, 16411)], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_row_of_a_norm_in_any_company(
+    dtype: str, shape: Shape, rng: np.random.Generator, num_threads: Threads, record_property: Record
+) -> None:
+    """Rows that are shared among threads, and rows whose parts are."""
+    a, b, weight = (_normal(rng, dtype, *size) for size in (shape, shape, shape[-1:]))
+    num_threads(1)
+    y, residual = infiniop_py.add_rms_norm(a, b, weight)
+    cases = 0
+    for rows, count in itertools.product((1, 2, 5, 8, 9, shape[0]), (1, 2, 3, 8)):
+        num_threads(count)
+        at = rng.permutation(shape[0])[:rows]
+        got = infiniop_py.add_rms_norm(a[at], b[at], weight)
+        assert_same_bits(got[0], y[at], f"y, {rows} rows, {count} threads")
+        assert_same_bits(got[1], residual[at], f"residual, {rows} rows, {count} threads")
+        cases += 1
+    for layout in ROW_LAYOUTS:
+        places = [Guarded((5, shape[-1]), a.dtype, layout).view for _ in range(2)]
+        operands = (_laid(x[:5], layout) for x in (a, b))
+        infiniop_py.add_rms_norm_(*places, *operands, weight)
+        assert_same_bits(np.ascontiguousarray(places[0]), y[:5], f"y, {layout}")
+        cases += 1
+    record_property("cases", cases)
+
+
+# ---- other instruction sets --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_other_instruction_sets(isa: str) -> None:
+    """Rows in any company. Results of more than 100 kB are written past the caches: not those of few rows."""
+    if isa not in usable():
+        pytest.skip(f"{isa} is not to be had here")
+    rows = "any_company and (norm or 600)"
+    arguments = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-k", rows)
+    assert " passed" in output(start(isa, *arguments, INFINIOP_STREAM_BYTES="100000"))
