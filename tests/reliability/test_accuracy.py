@@ -23,15 +23,16 @@ Record = Callable[[str, object], None]
 
 
 def check(slow: bool, record_property: Record) -> None:
-    tables = accuracy.measure(slow)
+    tables = accuracy.measured(slow)
     assert list(tables) == list(usable())
     record_property("cases", sum(found.cases for table in tables.values() for found in table.values()))
     for isa, table in tables.items():
         for (name, dtype), found in table.items():
             what = f"{name} of {dtype} on {isa}"
-            assert found.ulps > 0 and 0 < found.bound <= 1, what
-            rounds_once = name in ("add", "mul", "add_rms_norm: residual_out")
-            assert math.isnan(found.rms) if rounds_once else 0 < found.rms <= 1, what
+            if name in ("add", "mul", "add_rms_norm: residual_out"):
+                assert 0.49 < found.ulps <= 0.5 and math.isnan(found.bound), what
+            else:
+                assert found.ulps > 0.49 and 0 < found.bound <= 1 and 0 < found.rms <= 1, what
 
 
 def test_errors_are_within_their_bounds(record_property: Record) -> None:
