@@ -8,7 +8,7 @@ usage() {
 usage: ./build_native.sh [options]
   --debug       -O1 with debug information
   --asan        with AddressSanitizer and UndefinedBehaviorSanitizer
-  --tsan        with ThreadSanitizer
+  --tsan        with ThreadSanitizer, and the portable kernels alone: threads are the same to all
   --cuda        with the NVIDIA backend, or fail
   --tests       also build the C++ tests and run them
   --tests-only  build the C++ tests and what they need, run them, install nothing
@@ -17,12 +17,12 @@ usage: ./build_native.sh [options]
 EOF
 }
 
-build_type=Release sanitize="" cuda=AUTO tests=OFF targets="" jobs=$(nproc) prefix=$PWD/infiniop_py/_lib variant=release
+build_type=Release sanitize="" cuda=AUTO tests=OFF targets="" jobs=$(nproc) prefix=$PWD/infiniop_py/_lib variant=release options=()
 while [ $# -gt 0 ]; do
     case $1 in
         --debug) build_type=Debug variant=debug ;;
         --asan) build_type=Debug sanitize=address,undefined variant=asan ;;
-        --tsan) build_type=Debug sanitize=thread variant=tsan ;;
+        --tsan) build_type=Debug sanitize=thread variant=tsan options=(-DINFINIOP_ISAS=) ;;
         --cuda) cuda=ON ;;
         --tests) tests=ON ;;
         --tests-only) tests=ON targets="--target cpp_tests" ;;
@@ -45,7 +45,7 @@ fi
 
 build=build/native-$variant
 cmake -S native -B "$build" -DCMAKE_BUILD_TYPE=$build_type -DINFINIOP_FLAT_INSTALL=ON -DINFINIOP_SANITIZE="$sanitize" \
-    -DINFINIOP_CUDA=$cuda -DINFINIOP_TESTS=$tests -DPython_EXECUTABLE="$(command -v "${PYTHON:-python3}")"
+    -DINFINIOP_CUDA=$cuda -DINFINIOP_TESTS=$tests -DPython_EXECUTABLE="$(command -v "${PYTHON:-python3}")" "${options[@]}"
 cmake --build "$build" --parallel "$jobs" $targets
 if [ $tests = ON ]; then ctest --test-dir "$build" --output-on-failure; fi
 if [ -z "$targets" ]; then cmake --install "$build" --prefix "$prefix"; fi

@@ -26,7 +26,7 @@ uint64_t saved_state() {
 
 bool all(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
 
-bool cpu_has_avx2() {
+[[maybe_unused]] bool cpu_has_avx2() {
     uint32_t eax, ebx, ecx, edx;
     constexpr uint64_t kYmm = 0x6;
     if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) return false;
@@ -34,7 +34,7 @@ bool cpu_has_avx2() {
     return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && all(ebx, bit_AVX2);
 }
 
-bool cpu_has_avx512() {
+[[maybe_unused]] bool cpu_has_avx512() {
     uint32_t eax, ebx, ecx, edx;
     constexpr uint64_t kZmmAndMasks = 0xe6;
     if (!cpu_has_avx2() || !all(saved_state(), kZmmAndMasks)) return false;
@@ -42,7 +42,7 @@ bool cpu_has_avx512() {
            all(ebx, bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | bit_AVX512VL);
 }
 
-bool cpu_has_avx512_bf16() {
+[[maybe_unused]] bool cpu_has_avx512_bf16() {
     uint32_t eax, ebx, ecx, edx;
     return cpu_has_avx512() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && all(eax, bit_AVX512BF16);
 }
@@ -56,11 +56,15 @@ struct Isa {
 
 bool always() { return true; }
 
-/** Best first; the portable kernels run everywhere and end the list. */
+/** Of the build, best first; the portable kernels run everywhere and end the list. */
 constexpr Isa kIsas[] = {
-#if defined(__x86_64__)
+#if defined(INFINI_WITH_AVX512_BF16)
     {&kKernelsAvx512Bf16, cpu_has_avx512_bf16},
+#endif
+#if defined(INFINI_WITH_AVX512)
     {&kKernelsAvx512, cpu_has_avx512},
+#endif
+#if defined(INFINI_WITH_AVX2)
     {&kKernelsAvx2, cpu_has_avx2},
 #endif
     {&kKernelsPortable, always},
