@@ -33,6 +33,7 @@ constexpr const char *kPluginNames[INFINI_DEVICE_TYPE_COUNT] = {"cpu",   "cuda",
 
 struct Slot {
     std::atomic<const InfiniBackend *> backend{nullptr};
+    void *library = nullptr; // the plugin's
     bool searched = false;
     std::atomic<const char *> path{""}; // strings live for ever: a new one replaces the pointer, never the text
     std::atomic<const char *> reason{""};
@@ -156,6 +157,11 @@ Outcome load(const char *path) {
         const char *why = dlerror();
         return {INFINI_STATUS_BAD_PARAM, std::string(why != nullptr ? why : path)};
     }
+    for (const Slot &slot : registry.slots)
+        if (slot.library == library) { // once more: its entry is not called while other threads use it
+            dlclose(library);
+            return {INFINI_STATUS_SUCCESS, ""};
+        }
     const auto refuse = [&](infiniStatus_t status, const std::string &why) {
         dlclose(library);
         return Outcome{status, std::string(path) + ": " + why};
@@ -175,7 +181,6 @@ Outcome load(const char *path) {
         return outcome;
     }
     Slot &slot = registry.slots[backend->device_type];
-    if (slot.backend.load() == backend) return {INFINI_STATUS_SUCCESS, ""}; // the same file again
     if (slot.backend.load() != nullptr)
         return refuse(INFINI_STATUS_BAD_PARAM, std::string("the slot of ") + device_name(backend->device_type) +
                                                    " is taken by " + slot.path.load());
@@ -187,6 +192,7 @@ Outcome load(const char *path) {
         slot.reason = keep(outcome.reason);
         return outcome;
     }
+    slot.library = library;
     slot.path = keep(path);
     slot.reason = "";
     slot.backend.store(backend, std::memory_order_release);
