@@ -56,11 +56,6 @@ CALLS: dict[str, Callable[[], object]] = {
 }
 
 
-def step_of(call: str) -> int:
-    """From one place to the next that is tried: a recording has a thousand."""
-    return max(1, round(7 / SCALE)) if call == "recorded" else 1
-
-
 def compute() -> None:
     """What a handler may do: the same operator, another one that fails, a graph, and no caches any more."""
     here = np.empty((3, 3), "f4")
@@ -74,6 +69,7 @@ def compute() -> None:
 @pytest.mark.parametrize("call", CALLS)
 def test_a_handler_computes_at_any_place(call: str, record_property: Callable[[str, object], None]) -> None:
     place = 1
+    step = max(1, round(7 / SCALE)) if call == "recorded" else 1  # of which there are a thousand
     # Inside of a recording a handler's calls are recorded, too, as it is the thread's.
     action = compute if call != "recorded" else lambda: None if ip.is_graph_recording() else compute()
     while True:
@@ -81,9 +77,9 @@ def test_a_handler_computes_at_any_place(call: str, record_property: Callable[[s
         if not at_place(place, PACKAGE, CALLS[call], action):
             break
         np.testing.assert_array_equal(Y, X @ X.T, err_msg=f"place {place}")
-        place += step_of(call)
+        place += step
     assert place > 3
-    record_property("cases", place // step_of(call))
+    record_property("cases", place // step)
 
 
 # What is raised in a __del__ Python ignores.
@@ -99,15 +95,15 @@ def test_an_interrupt_at_any_place(call: str, record_property: Callable[[str, ob
         if ip.is_graph_recording():
             left_recording.append(place)
             ip.stop_graph_recording()
-        for other in CALLS.values():
+        for other in (gemm, CALLS[call]):
             Y[...] = 7
             other()
             np.testing.assert_array_equal(Y, X @ X.T)
-        place += step_of(call)
-    # Python lets handlers run before the first step of __exit__, where nobody has a hold of them.
+        place += 1
+    # Python lets handlers run before the first step of what __exit__ is and calls: no code can stop them.
     assert len(left_recording) <= 1, left_recording
     assert place > 3
-    record_property("cases", place // step_of(call))
+    record_property("cases", place)
 
 
 # ---- real signals, in processes of their own ---------------------------------------------------------------
