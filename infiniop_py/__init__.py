@@ -3,6 +3,9 @@
 They take NumPy arrays and :class:`Tensor` and answer in kind; what is wrong with a call is said before
 anything is written. See the functions for shapes, dtypes and aliasing, and ``errors`` for the exceptions.
 
+A native call is not interrupted, and a whole graph is one: handlers of signals run, and KeyboardInterrupt
+comes, right after it.
+
 >>> import numpy as np
 >>> import infiniop_py as ip
 >>> ip.gemm(np.ones((2, 3), "f4"), np.ones((3, 2), "f4"))

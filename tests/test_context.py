@@ -294,22 +294,3 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_with_two_devices(backend: Path, name: str) -> None:
     children.run(PROLOGUE + textwrap.dedent(PROGRAMS[name]), INFINIOP_BACKEND_PATH=str(backend))
-
-
-def test_threads_with_a_small_stack() -> None:
-    """Kernels keep their buffers small: 160 KiB is enough for a call, Python's own part included."""
-    done = children.attempt(
-        "import threading, numpy as np, infiniop_py as ip\n"
-        "def work():\n"
-        "    a = np.arange(90000.0).reshape(300, 300)\n"
-        "    np.testing.assert_array_equal(ip.add(a.T, a), a.T + a)\n"
-        "    x = np.ones((300, 4000))\n"
-        "    np.testing.assert_array_equal(ip.add_rms_norm(x, x, np.ones(4000))[1], x + x)\n"
-        "    print('done')\n"
-        "threading.stack_size(160 * 1024)\n"
-        "thread = threading.Thread(target=work)\n"
-        "thread.start()\n"
-        "thread.join()\n",
-        INFINIOP_STREAM_BYTES="1",
-    )
-    assert done.returncode == 0 and done.stdout == "done\n", done.stderr

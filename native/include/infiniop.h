@@ -32,7 +32,9 @@
  *  Descriptors do not change after create: any number of threads may run one at once, each with its own workspace.
  *  Destroying something while another thread uses it is the caller's error. CPU calls are synchronous and ignore
  *  `stream`; calls on other devices are queued on `stream` (NULL: the default stream), never allocate or synchronise and
- *  can be captured. The result does not depend on the number of threads.
+ *  can be captured. The result does not depend on the number of threads. A call on the CPU takes less than 96 KiB of its
+ *  thread's stack, is not interrupted by signals, and may be made in the child of fork(), whatever other threads of the
+ *  parent were doing.
  *
  *  FLOATING POINT
  *  Rounding is to nearest even and subnormal numbers count, whatever the calling thread has set: rounding mode, FTZ, DAZ or
