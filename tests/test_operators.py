@@ -4,7 +4,6 @@ exact here; rounding, dtypes and instruction sets have their own tests."""
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 from typing import Any
 
@@ -437,44 +436,6 @@ def test_many_threads_at_once() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork()")
-def test_after_fork() -> None:
-    """In a process of its own, because the test runner has threads that a fork would lose."""
-    code = (
-        "import os, numpy as np, infiniop_py as ip\n"
-        "a = np.ones((300, 300), 'f4')\n"
-        "with ip.Graph() as g: c = ip.gemm(a, a)\n"
-        "g.run()\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    g.run()\n"
-        "    ok = (ip.gemm(a, a) == 300).all() and (c == 300).all() and ip.Gemm.cache().cache_info().hits "
-        "> 0\n"
-        "    ip.Gemm.cache().clear()\n"
-        "    os._exit(0 if ok else 1)\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), (ip.gemm(a, a) == 300).all())"
-    )
-    assert children.run(code).split() == ["0", "True"]
-
-
-def test_interpreter_exit_with_everything_alive() -> None:
-    code = (
-        "import numpy as np, infiniop_py as ip, threading, time\n"
-        "t = ip.ones((3, 3)); s = ip.Stream(); e = ip.Event()\n"
-        "call = ip.Gemm(ip.empty((3, 3)), t, t)\n"
-        "with ip.Graph() as g: kept = t + t\n"
-        "g.run()\n"
-        "class Cycle: pass\n"
-        "cycle = Cycle(); cycle.me = cycle; cycle.things = (g, call, s, e, t, ip.Gemm.cache())\n"
-        "def work():\n"
-        "    while True: ip.gemm(np.ones((50, 50)), np.ones((50, 50)))\n"
-        "threading.Thread(target=work, daemon=True).start()\n"
-        "time.sleep(0.05)\n"
-    )
-    for _ in range(3):
-        assert children.run(code) == ""
 
 
 def test_thread_counts() -> None:
