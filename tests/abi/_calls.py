@@ -57,6 +57,8 @@ def releases(function: Function) -> bool:
 def may_be_null(function: Function, parameter: Parameter) -> bool:
     if releases(function):
         return True
+    if parameter.type.endswith("_t *"):  # a result
+        return (function.name, parameter.name) in NULLABLE
     return ("*", parameter.name) in NULLABLE or (function.name, parameter.name) in NULLABLE
 
 
@@ -198,8 +200,10 @@ class Scene:
     def arguments(self, function: Function) -> list[Any]:
         return [self.argument(function, parameter) for parameter in function.parameters]
 
-    def release(self, function: Function, arguments: list[Any]) -> None:
-        """Destroys or frees what a successful call made."""
+    def release(
+        self, function: Function, arguments: list[Any], call: Callable[..., int] | None = None
+    ) -> None:
+        """Destroys or frees what a successful call made, by `call` of a function's name and arguments."""
         undo = _UNDO.get(function.name) or function.name.replace("infiniopCreate", "infiniopDestroy")
         if undo == function.name:
             return
@@ -209,5 +213,6 @@ class Scene:
                 "struct InfiniopDescriptor **",
             )
             if made and parameter.type.endswith("*"):
-                undone = self.lib.functions[undo](ctypes.c_void_p.from_address(argument))
+                made_at = ctypes.c_void_p.from_address(argument)
+                undone = call(undo, [made_at]) if call else self.lib.functions[undo](made_at)
                 assert undone == SUCCESS, self.lib.message()

@@ -20,67 +20,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "abi"))
 
-import _library
 import numpy as np
 from _calls import Scene, numbers, releases
+from _fault_call import Caller, Fault
 from _headers import Function
 from _library import INTERNAL_ERROR, SUCCESS, pointer
 from _ops import Layout, Memory
-
-
-class Fault(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in ("status", "asked", "failed", "held")]
-
-
-class Call(ctypes.Structure):
-    _fields_ = [
-        ("function", ctypes.c_void_p),
-        ("i", ctypes.c_uint64 * 10),
-        ("f", ctypes.c_float * 2),
-        ("fail_at", ctypes.c_int64),
-        ("for_good", ctypes.c_int),
-        ("found", Fault),
-    ]
-
-
-def _register(value: Any) -> int:
-    """What goes into a register for an argument that ctypes would take."""
-    if value is None:
-        return 0
-    if isinstance(value, int):
-        return value % 2**64
-    if isinstance(value, bytes):
-        return ctypes.cast(ctypes.c_char_p(value), ctypes.c_void_p).value or 0
-    if isinstance(value, ctypes.c_void_p):
-        return value.value or 0
-    return ctypes.addressof(value)
-
-
-class Caller:
-    def __init__(self, shim: str) -> None:
-        self.lib = _library.load()
-        self.shim = ctypes.CDLL(shim)
-        self.calls = 0
-
-    def call(
-        self, name: str, arguments: list[Any], fail_at: int = -1, for_good: bool = False, thread: bool = False
-    ) -> Fault:
-        call = Call(fail_at=fail_at, for_good=for_good)
-        call.function = self.lib.address(name)
-        for place, x in enumerate(x for x in arguments if not isinstance(x, float)):
-            call.i[place] = _register(x)
-        for place, x in enumerate(x for x in arguments if isinstance(x, float)):
-            call.f[place] = x
-        self.calls += 1
-        if thread:
-            assert self.shim.fault_call_in_new_thread(ctypes.byref(call)) == 0
-        else:
-            self.shim.fault_call(ctypes.byref(call))
-        found = Fault.from_buffer_copy(call.found)
-        if self.lib.functions[name].restype is ctypes.c_int:
-            found.status = ctypes.c_int32(found.status & 0xFFFFFFFF).value
-        return found
-
 
 # ---- each function -----------------------------------------------------------------------------------------
 

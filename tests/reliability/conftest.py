@@ -9,7 +9,19 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("abi", "interop")]
 
+import _compiler
+
 _FOLDER = "tests/reliability/"
+
+
+@pytest.fixture(scope="session")
+def failing_malloc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The allocator that fails and counts, to be preloaded."""
+    target = tmp_path_factory.mktemp("faults") / "failing_malloc.so"
+    flags = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden")
+    source = Path(__file__).with_name("failing_malloc.c")
+    _compiler.run([_compiler.compiler(), *flags, source, "-o", target, "-lpthread"])
+    return target
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import _child
-import _compiler
 import pytest
 from _headers import functions
 from _library import ROOT
@@ -19,15 +18,6 @@ CHILD = Path(__file__).with_name("_fault_child.py")
 NAMES = [function.name for function in functions(Path(ROOT, "native", "include"))]
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
-
-
-@pytest.fixture(scope="module")
-def failing_malloc(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("faults") / "failing_malloc.so"
-    flags = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-fvisibility=hidden")
-    source = Path(__file__).with_name("failing_malloc.c")
-    _compiler.run([_compiler.compiler(), *flags, source, "-o", target, "-lpthread"])
-    return target
 
 
 def run(failing_malloc: Path, *arguments: str) -> int:
