@@ -344,6 +344,8 @@ class GraphOperator(ABC):
             i = self.operand_names.index(name)
             ((device, layout, pointer),) = views(self.name, (name,), (operand,))
             need_alike(self.name, name, (device, layout), (self.device, self.layouts[i]), "the plan")
+            if i < self.n_outputs:
+                need_writable(self.name, name, operand)
             operands[i], pointers[i] = operand, pointer
         return self._varied(tuple(operands), pointers, self.scalars)
 
