@@ -62,6 +62,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ._files import as_path
 from ._layout import Layout, count, extent, interned, need_steps, row_major
 from ._native import buffer as memory_at
 from ._native import pointer as as_pointer
@@ -69,7 +70,14 @@ from ._native_op import NATIVE, refuse
 from ._program import Node, Range, buffer_at, covers, range_of, virtual
 from .device import CPU, Device
 from .dtypes import DType, all_dtypes
-from .errors import GraphError, InfiniopError, OperandError, OutOfMemoryError, ParamError, UnsupportedError
+from .errors import (
+    GraphError,
+    InfiniopError,
+    OperandError,
+    OutOfMemoryError,
+    UnsupportedError,
+    shown,
+)
 from .graph_operator import OPERATORS
 from .tensor import Tensor, borrowed
 
@@ -322,7 +330,7 @@ def save(
 
     `sizes` are the bytes of the virtual buffers. OSError is left to pass.
     """
-    target = _path("Graph.save", path)
+    target = as_path("Graph.save", path)
     _need_little_endian("Graph.save")
     try:
         _need_portable(nodes, named)
@@ -356,16 +364,6 @@ def save(
     except GraphError as error:
         raise GraphError(f"Graph.save: {target}: {error}") from None
     _replace(target, header, memory.constants())
-
-
-def _path(what: str, path: Any) -> str:
-    try:
-        text = os.fsdecode(path)
-    except TypeError:
-        raise OperandError(f"{what}: path is {path!r}, needs a str or a path object") from None
-    if "\0" in text:
-        raise ParamError(f"{what}: path is {text!r}, which has a null character")
-    return text
 
 
 def _replace(path: str, header: dict[str, Any], regions: Sequence[_Region]) -> None:
@@ -454,12 +452,12 @@ class _View(NamedTuple):
 
 def load(path: Any, max_bytes: Any) -> Loaded:
     """Read a program. GraphError for whatever is wrong with the file; OSError is left to pass."""
-    source = _path("Graph.load", path)
+    source = as_path("Graph.load", path)
     _need_little_endian("Graph.load")
     try:
         most = index(max_bytes)
     except TypeError:
-        raise OperandError(f"Graph.load: max_bytes is {max_bytes!r}, needs an int") from None
+        raise OperandError(f"Graph.load: max_bytes is {shown(max_bytes)}, needs an int") from None
     with open(source, "rb", buffering=0, opener=_open_at_once) as file:
         status = os.fstat(file.fileno())
         try:

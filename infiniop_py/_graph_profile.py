@@ -21,6 +21,7 @@ from ._native_op import NativeGraph
 from ._program import Node, Range, buffer_at, covers
 from .cpu import get_num_threads
 from .device import CPU, Device, get_stream
+from .errors import OutOfMemoryError, shown
 
 _EMPTY_CALLS = 8  # a run, to see what the timer and a call cost
 
@@ -90,8 +91,10 @@ def measure(
     empty = {device: _native(device) for device in dict.fromkeys(call.device for call in calls)}
     took_empty: dict[Device, list[int]] = {device: [] for device in empty}
     replays: list[int] | None = [] if _is_repeatable(nodes) else None
-    starts = np.zeros((n, len(calls)), np.int64)
-    took = np.zeros((n, len(calls)), np.int64)
+    try:
+        starts, took = np.zeros((2, n, len(calls)), np.int64)
+    except (MemoryError, ValueError, OverflowError) as error:  # the others: more bytes than addresses
+        raise OutOfMemoryError(f"Graph.profile: the times of {shown(n)} runs: {error}") from None
     _wait(empty)
     first = perf_counter_ns()
     for i in range(n):

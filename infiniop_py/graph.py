@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import ref
 
+from ._files import as_path
 from ._fusion import MODES, Fusion, Rewrite
 from ._layout import Layout
 from ._log import logger
@@ -30,7 +31,7 @@ from ._native import NULL, address
 from ._native import pointer as as_pointer
 from ._native_op import NATIVE, NativeGraph, refuse
 from ._program import Node, Range, buffer_at, covers, range_of, virtual
-from .device import CPU, Device, refuse_pickle, thread
+from .device import CPU, Device, DeviceLike, as_device, refuse_pickle, thread
 from .dtypes import DType
 from .errors import GraphError, OperandError, ParamError, shown
 from .graph_operator import GraphOperator, need_alike
@@ -135,8 +136,8 @@ class Graph:
     """
 
     def __init__(self, *, fuse: str = "exact") -> None:
-        if fuse not in MODES:
-            raise ParamError(f"Graph: fuse is {fuse!r}, needs one of {', '.join(map(repr, MODES))}")
+        if not isinstance(fuse, str) or fuse not in MODES:
+            raise ParamError(f"Graph: fuse is {shown(fuse)}, needs one of {', '.join(map(repr, MODES))}")
         self._fuse = fuse
         self._state = "new"  # -> recording -> recorded or dropped
         self._nodes: list[Node] = []  # as recorded
@@ -400,10 +401,11 @@ class Graph:
         from ._graph_profile import Profile, write_trace
 
         if not isinstance(n, int) or isinstance(n, bool):
-            raise OperandError(f"Graph.profile: n is {n!r}, needs an int")
+            raise OperandError(f"Graph.profile: n is {shown(n)}, needs an int")
         if n < 1:
             raise ParamError(f"Graph.profile: n is {shown(n)}, needs at least 1")
         if trace is not None:
+            trace = as_path("Graph.profile", trace, "trace")
             open(trace, "a").close()  # what cannot be written is refused before anything runs
         program, runs = self._alone("Graph.profile", lambda: self._measured(n))
         if trace is not None:
@@ -469,7 +471,7 @@ class Graph:
         for name, operand in named.items():
             if name not in self._names:
                 known = ", ".join(self._names) or "no array has one"
-                raise OperandError(f"Graph.bind: there is no array of the name {name!r}: {known}")
+                raise OperandError(f"Graph.bind: there is no array of the name {shown(name)}: {known}")
             pairs.append((name, self._names[name], operand))
         moves: list[tuple[Range, int]] = []
         added: list[_Kept] = []
@@ -565,10 +567,10 @@ class Graph:
             name: _graph_file.Named(one.device, one.layout, address(one.pointer))
             for name, one in self._names.items()
         }
-        wanted = self._contents & known.keys() if contents is None else frozenset(contents)
+        wanted = self._contents & known.keys() if contents is None else _as_names(contents)
         if strange := wanted - known.keys():
             raise OperandError(
-                f"Graph.save: contents has {', '.join(map(repr, strange))}: no array has that name"
+                f"Graph.save: contents has {', '.join(map(shown, strange))}: no array has that name"
             )
         _graph_file.save(path, self._nodes, self._sizes, known, sorted(wanted))
 
@@ -613,7 +615,7 @@ class Graph:
 
     # ---- what it is --------------------------------------------------------------------------------------
 
-    def memory_report(self, device: Device = CPU) -> MemoryReport:
+    def memory_report(self, device: DeviceLike = CPU) -> MemoryReport:
         """What the graph's arena on a device holds, and what it would take without one.
 
         >>> import numpy as np
@@ -626,6 +628,7 @@ class Graph:
         (8192, 12288)
         """
         self._need_recorded("Graph.memory_report")
+        device = as_device(device)
         first = lifetimes(self._nodes, self._sizes)
         naive = sum(self._sizes[k] for k, (i, _) in first.items() if self._nodes[i].device is device)
         naive += sum(
@@ -691,6 +694,8 @@ class Graph:
         from . import _graph_text
 
         self._need_recorded("Graph.to_svg")
+        if path is not None:
+            path = as_path("Graph.to_svg", path)
         drawn = _graph_text.svg(_graph_text.picture(self._shown(fused), self._shown_names()))
         if path is not None:
             Path(path).write_text(drawn, encoding="utf-8")
@@ -726,6 +731,15 @@ class Graph:
         return f"<Graph, {self._state}: {', '.join(node.name for node in self._nodes) or 'empty'}>"
 
     __reduce__ = refuse_pickle
+
+
+def _as_names(contents: Iterable[str]) -> frozenset[str]:
+    """Names of arrays; a string is one name, and no collection of them."""
+    if isinstance(contents, Iterable) and not isinstance(contents, str):
+        names = list(contents)
+        if all(isinstance(name, str) for name in names):
+            return frozenset(names)
+    raise OperandError(f"Graph.save: contents is {shown(contents)}, needs names of arrays")
 
 
 def start_graph_recording() -> Graph:
