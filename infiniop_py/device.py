@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from . import errors
 from ._native import NULL, check, error, ffi, lib, owning
+from .errors import shown
 
 __all__ = [
     "CPU",
@@ -60,13 +61,18 @@ _TYPE_NAMES = {member.name.lower(): member for member in DeviceType} | {
 
 def as_device_type(spec: DeviceType | int | str) -> DeviceType:
     """Return the DeviceType for a member, its number or its name in any case."""
-    try:
-        return _TYPE_NAMES[spec.lower()] if isinstance(spec, str) else DeviceType(spec)
-    except (KeyError, ValueError):
+    known: DeviceType | None = None
+    if isinstance(spec, str):
+        known = _TYPE_NAMES.get(spec.lower())
+    elif isinstance(spec, int) and not isinstance(spec, bool):  # 1.0 and True are equal to numbers of members
+        with suppress(ValueError):
+            known = DeviceType(spec)
+    if known is None:
         raise errors.DeviceError(
-            f"device type is {errors.shown(spec)}; known are {', '.join(_TYPE_NAMES)}",
+            f"device type is {shown(spec)}; known are {', '.join(_TYPE_NAMES)}",
             status=errors.Status.DEVICE_TYPE_NOT_SUPPORTED,
-        ) from None
+        )
+    return known
 
 
 class Device:
@@ -89,25 +95,23 @@ class Device:
             spec, index = spec
         text = str(spec) if isinstance(spec, (str, Device)) else ""
         if index is not None and ":" in text:
-            raise errors.ParamError(f"Device: index is {index}, but {text} already has one")
+            raise errors.ParamError(f"Device: index is {shown(index)}, but {text} already has one")
         if isinstance(spec, Device):
             return spec
         if isinstance(spec, str):
             spec, colon, digits = spec.partition(":")
-            if colon and not digits.isdecimal():
-                raise errors.ParamError(f"device is {text!r}; needs a form such as 'cpu' or 'nvidia:0'")
+            if colon and not (digits.isdecimal() and len(digits) < 100):
+                raise errors.ParamError(f"device is {shown(text)}; needs a form such as 'cpu' or 'nvidia:0'")
             index = int(digits) if colon else index
         if not isinstance(spec, (DeviceType, int, str)) or isinstance(spec, bool):
             raise errors.OperandError(
-                f"device is {spec!r} ({type(spec).__name__}); needs a name, DeviceType or Device"
+                f"device is {shown(spec)} ({type(spec).__name__}); needs a name, DeviceType or Device"
             )
         index = 0 if index is None else index
         if not isinstance(index, int) or isinstance(index, bool):
-            raise errors.OperandError(f"device index is {index!r}; needs an int")
+            raise errors.OperandError(f"device index is {shown(index)}; needs an int")
         if not 0 <= index < 2**31:
-            raise errors.DeviceError(
-                f"device index is {errors.shown(index)}", status=errors.Status.DEVICE_NOT_FOUND
-            )
+            raise errors.DeviceError(f"device index is {shown(index)}", status=errors.Status.DEVICE_NOT_FOUND)
         key = (as_device_type(spec), index)
         known = _DEVICES.get(key)
         if known is not None:
@@ -148,7 +152,7 @@ class _Thread(threading.local):
         self.ready: dict[type, Any] = {}
         self.handles: dict[Device, Any] = {}
         self.streams: dict[Device, Stream] = {}
-        self.stream_stack: list[tuple[Device, Stream | None]] = []
+        self.stream_stack: list[tuple[Stream, Stream | None]] = []  # each with the one before it
 
 
 thread = _Thread()
@@ -254,7 +258,7 @@ def handle(device: Device) -> Any:
 def _need_kind(op: str, name: str, value: object, kind: type) -> None:
     if not isinstance(value, kind):
         article = "an" if kind is Event else "a"
-        raise errors.OperandError(f"{op}: {name} is {value!r}, needs {article} {kind.__name__}")
+        raise errors.OperandError(f"{op}: {name} is {shown(value)}, needs {article} {kind.__name__}")
 
 
 class Stream:
@@ -298,18 +302,23 @@ class Stream:
             check(lib.infinirtStreamWaitEvent(self.pointer, event.pointer))
 
     def __enter__(self) -> Stream:
-        thread.stream_stack.append((self.device, thread.streams.get(self.device)))
+        thread.stream_stack.append((self, thread.streams.get(self.device)))
         thread.streams[self.device] = self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        device, outer = thread.stream_stack.pop()
+        stack = thread.stream_stack
+        if not stack or stack[-1][0] is not self:  # as by a generator that one thread starts and another ends
+            raise errors.ParamError(
+                f"{self!r}: left in another thread than it was entered in, or out of order"
+            )
+        _, outer = stack.pop()
         if outer is None:
-            thread.streams.pop(device, None)
+            thread.streams.pop(self.device, None)
         else:
-            thread.streams[device] = outer
+            thread.streams[self.device] = outer
 
     def __repr__(self) -> str:
         return f"<Stream of {self.device}{', the default one' if self._place is None else ''}>"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 from .device import DeviceType, as_device_type, refuse_pickle
-from .errors import DeviceError, OperandError
+from .errors import DeviceError, OperandError, shown
 
 __all__ = ["OpDispatcher", "OpImpl"]
 
@@ -40,9 +40,12 @@ class _OfFunction(OpImpl):
 
 def _as_impl(impl: Implementation) -> OpImpl:
     if isinstance(impl, OpImpl):
+        for name, function in impl._asdict().items():
+            if not callable(function) and not (name == "cleanup" and function is None):
+                raise OperandError(f"OpImpl: {name} is {shown(function)}, needs a function")
         return impl
     if not callable(impl):
-        raise OperandError(f"an implementation is an OpImpl or a function, got {impl!r}")
+        raise OperandError(f"an implementation is an OpImpl or a function, got {shown(impl)}")
     function = impl
 
     def run(call: Any) -> None:
@@ -84,7 +87,7 @@ class OpDispatcher:
         """
         if not isinstance(type, (int, str, Iterable)):
             raise OperandError(
-                f"{self.name}: device type is {type!r}, needs a DeviceType, a name or several of them"
+                f"{self.name}: device type is {shown(type)}, needs a DeviceType, a name or several of them"
             )
         given = [type] if isinstance(type, (int, str)) else list(type)
         types = [as_device_type(one) for one in given]
@@ -106,9 +109,10 @@ class OpDispatcher:
 
     def implementation(self, type: DeviceType) -> OpImpl:
         """Return the three functions for a device type; DeviceError if nothing was registered."""
-        impl = self.table.get(type)
+        known = type if isinstance(type, DeviceType) else as_device_type(type)
+        impl = self.table.get(known)
         if impl is None:
-            raise DeviceError(f"{self.name}: no implementation is registered for {type.name}")
+            raise DeviceError(f"{self.name}: no implementation is registered for {known.name}")
         return impl
 
     __reduce__ = refuse_pickle
