@@ -27,6 +27,7 @@ from .errors import (
     OperandError,
     ParamError,
     ShapeError,
+    shown,
 )
 
 #: The newest version whose structure is known here; later minor versions keep it.
@@ -178,7 +179,7 @@ def _is_old(max_version: Any) -> bool:
         or len(max_version) != 2
         or not all(isinstance(number, int) for number in max_version)
     ):
-        raise OperandError(f"__dlpack__: max_version is {max_version!r}, needs two ints, or None")
+        raise OperandError(f"__dlpack__: max_version is {shown(max_version)}, needs two ints, or None")
     return bool(max_version[0] < 1)
 
 

@@ -113,7 +113,7 @@ def as_shape(op: str, shape: int | Iterable[int]) -> Shape:
     try:
         sizes = tuple([index(size) for size in shape]) if isinstance(shape, Iterable) else (index(shape),)
     except TypeError:
-        raise OperandError(f"{op}: shape is {shape!r}, needs ints") from None
+        raise OperandError(f"{op}: shape is {shown(shape)}, needs ints") from None
     for size in sizes:
         if abs(size) > MAX_BYTES:
             raise ShapeError(f"{op}: shape has a size of {shown(size)}, needs less than 2**63")

@@ -33,7 +33,7 @@ class CacheInfo(NamedTuple):
 
 def _checked_capacity(n: int) -> int:
     if not isinstance(n, int) or isinstance(n, bool):
-        raise OperandError(f"capacity is {n!r}, needs an int")
+        raise OperandError(f"capacity is {shown(n)}, needs an int")
     if n < 0:
         raise ParamError(f"capacity is {shown(n)}, needs at least 0")
     return n

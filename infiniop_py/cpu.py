@@ -47,7 +47,7 @@ _local = _Local()
 
 def _checked(op: str, n: int, least: int) -> int:
     if not isinstance(n, int) or isinstance(n, bool):
-        raise OperandError(f"{op}: n is {n!r}, needs an int")
+        raise OperandError(f"{op}: n is {shown(n)}, needs an int")
     if not least <= n < 2**31:
         needed = f"at least {least}" if n < least else f"less than {2**31}"
         raise ParamError(f"{op}: n is {shown(n)}, needs {needed}")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .errors import DTypeError
+from .errors import DTypeError, OperandError, shown
 
 __all__ = ["DType", "as_dtype"]
 
@@ -50,13 +50,19 @@ class DType:
     C128: ClassVar[DType]
     BF16: ClassVar[DType]
 
-    def __init__(self, name: str, code: int, itemsize: int, numpy_name: str | None) -> None:
+    def __init__(self) -> None:
+        raise OperandError("DType() makes nothing: the element types are DType.F32 and its likes")
+
+    @classmethod
+    def _make(cls, name: str, code: int, itemsize: int, numpy_name: str | None) -> DType:
+        self = object.__new__(cls)
         self.name = name
         self.code = code
         self.itemsize = itemsize
         # A complex number is aligned like its parts.
         self.alignment = itemsize // 2 if name.startswith("C") else itemsize
         self._numpy = None if numpy_name is None else np.dtype(numpy_name)
+        return self
 
     @property
     def numpy(self) -> np.dtype[Any]:
@@ -115,7 +121,7 @@ _ROWS = (
     ("BF16",  19,  2, None),
 )  # fmt: skip
 
-_BY_NAME = {row[0]: DType(*row) for row in _ROWS}
+_BY_NAME = {row[0]: DType._make(*row) for row in _ROWS}
 for _name, _dtype in _BY_NAME.items():
     setattr(DType, _name, _dtype)
 _FLOATS = frozenset((DType.F16, DType.BF16, DType.F32, DType.F64))
@@ -148,7 +154,7 @@ def from_numpy_dtype(dtype: np.dtype[Any], what: str = "dtype") -> DType:
     raise DTypeError(f"{what} is {dtype}, which is no element type of this library ({', '.join(_BY_NAME)})")
 
 
-def as_dtype(dtype: Any) -> DType:
+def as_dtype(dtype: Any, op: str = "") -> DType:
     """Return the DType for a DType, one of its names ("F32", "BF16"), "bfloat16", or anything
     ``numpy.dtype`` takes.
 
@@ -164,6 +170,12 @@ def as_dtype(dtype: Any) -> DType:
             return DType.BF16
     try:
         parsed = np.dtype(dtype)
-    except TypeError:
-        raise DTypeError(f"dtype is {dtype!r}; needs one of {', '.join(_BY_NAME)} or a NumPy dtype") from None
-    return from_numpy_dtype(parsed)
+    except (TypeError, ValueError, SyntaxError):
+        raise DTypeError(
+            f"{_of(op)} is {shown(dtype)}; needs one of {', '.join(_BY_NAME)} or a NumPy dtype"
+        ) from None
+    return BY_NUMPY.get(parsed) or from_numpy_dtype(parsed, _of(op))
+
+
+def _of(op: str) -> str:
+    return f"{op}: dtype" if op else "dtype"

@@ -160,11 +160,20 @@ class LibraryError(InfiniopError, ImportError):
     status = Status.INTERNAL_ERROR
 
 
+_LONGEST = 200  # characters of a value in a message
+
+
 def shown(value: object) -> str:
-    """What a message says of a caller's value: its repr, unless it is an int of more digits than help."""
+    """What a message says of a caller's value: its repr, as far as it helps. Raises nothing, whatever the
+    value is.
+    """
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an int of {value.bit_length()} bits"
-    return repr(value)
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {type(value).__name__} without a repr"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
 
 
 _BY_STATUS: dict[int, type[InfiniopError]] = {

@@ -34,7 +34,7 @@ from .cache import CAPACITY, OpCache
 from .device import CPU, Device, refuse_pickle, thread
 from .dispatcher import OpDispatcher, OpImpl
 from .dtypes import DType
-from .errors import DeviceError, DTypeError, OperandError, ShapeError, StrideError
+from .errors import DeviceError, DTypeError, OperandError, ShapeError, StrideError, shown
 from .interop import as_tensor, common_device, count_writes, keeping, need_writable, views, write_counts
 from .tensor import Tensor, View
 
@@ -339,7 +339,7 @@ class GraphOperator(ABC):
         for name, operand in given.items():
             if name not in self.operand_names:
                 raise OperandError(
-                    f"{self.name}: there is no operand {name!r}, only {', '.join(self.operand_names)}"
+                    f"{self.name}: there is no operand {shown(name)}, only {', '.join(self.operand_names)}"
                 )
             i = self.operand_names.index(name)
             ((device, layout, pointer),) = views(self.name, (name,), (operand,))

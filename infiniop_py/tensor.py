@@ -48,6 +48,7 @@ from .device import (
     thread,
 )
 from .dtypes import DType, as_dtype, from_numpy_dtype
+from .errors import shown
 
 __all__ = ["Tensor", "arange", "empty", "from_blob", "from_dlpack", "from_numpy", "ones", "randn", "zeros"]
 
@@ -173,12 +174,12 @@ class Tensor:
     @staticmethod
     def empty(shape: int | Iterable[int], dtype: Any = "F32", device: DeviceLike | None = None) -> Tensor:
         """Return a row-major tensor with undefined contents, by default on the thread's current device."""
-        return allocate(as_dtype(dtype), as_shape("empty", shape), as_device(device))
+        return allocate(as_dtype(dtype, "empty"), as_shape("empty", shape), as_device(device))
 
     @staticmethod
     def zeros(shape: int | Iterable[int], dtype: Any = "F32", device: DeviceLike | None = None) -> Tensor:
         """Return a row-major tensor filled with zero bits."""
-        out = allocate(as_dtype(dtype), as_shape("zeros", shape), as_device(device), "zeros")
+        out = allocate(as_dtype(dtype, "zeros"), as_shape("zeros", shape), as_device(device), "zeros")
         with device_scope(out.device):
             check(lib.infinirtMemset(out._view[2], 0, out.nbytes))
         return out
@@ -186,7 +187,7 @@ class Tensor:
     @staticmethod
     def ones(shape: int | Iterable[int], dtype: Any = "F32", device: DeviceLike | None = None) -> Tensor:
         """Return a row-major tensor filled with ones. BF16 needs the extra ``[bf16]``."""
-        parsed = as_dtype(dtype)
+        parsed = as_dtype(dtype, "ones")
         sizes = as_shape("ones", shape)
         values = _made("ones", lambda: np.ones(count(sizes), parsed.numpy))
         return _upload("ones", sizes, parsed, as_device(device), values)
@@ -211,7 +212,7 @@ class Tensor:
             raise errors.ParamError("arange: step is 0")
         if dtype is None:
             dtype = "I64" if all(isinstance(value, Integral) for value in (start, stop, step)) else "F32"
-        parsed = as_dtype(dtype)
+        parsed = as_dtype(dtype, "arange")
         numpy = parsed.numpy
         values = _made("arange", lambda: np.arange(start, stop, step).astype(numpy))
         return _upload("arange", values.shape, parsed, as_device(device), values)
@@ -227,7 +228,7 @@ class Tensor:
         """Return normally distributed numbers of mean 0 and variance 1 (floating types); the same seed, the
         same numbers.
         """
-        parsed = as_dtype(dtype)
+        parsed = as_dtype(dtype, "randn")
         if not parsed.is_float:
             raise errors.DTypeError(f"randn: dtype is {parsed}, needs F16, BF16, F32 or F64")
         sizes = as_shape("randn", shape)
@@ -235,7 +236,9 @@ class Tensor:
         try:
             generator = np.random.default_rng(seed)
         except (TypeError, ValueError):
-            raise errors.ParamError(f"randn: seed is {seed!r}, needs an int of at least 0, or None") from None
+            raise errors.ParamError(
+                f"randn: seed is {shown(seed)}, needs an int of at least 0, or None"
+            ) from None
         values = _made("randn", lambda: generator.standard_normal(count(sizes)).astype(numpy))
         return _upload("randn", sizes, parsed, as_device(device), values)
 
@@ -248,17 +251,7 @@ class Tensor:
         """
         if not isinstance(array, np.ndarray):
             raise errors.OperandError(f"from_numpy: array is a {type(array).__name__}, needs a NumPy array")
-        dtype = from_numpy_dtype(array.dtype, "from_numpy: dtype of array")
-        layout = (dtype, array.shape, array.strides)
-        element_strides("from_numpy", "array", layout)
-        if not array.flags.aligned:
-            raise errors.ParamError(
-                "from_numpy: array is not aligned to its element type; copy it to an array of its own"
-            )
-        address = int(array.__array_interface__["data"][0])
-        low, high = extent(layout)
-        storage = _Storage(CPU, address + low, high - low, (array, pinned(array)))
-        return Tensor._make(storage, layout, address, array.flags.writeable)
+        return of_array("from_numpy", "array", array)
 
     @staticmethod
     def from_dlpack(source: Any) -> Tensor:
@@ -294,7 +287,7 @@ class Tensor:
         row-major). `owner` is kept alive as long as the tensor; without one, the caller sees to it that the
         memory stays.
         """
-        parsed = as_dtype(dtype)
+        parsed = as_dtype(dtype, "from_blob")
         sizes = as_shape("from_blob", shape)
         need_steps("from_blob", sizes, parsed.itemsize)
         steps = (
@@ -307,12 +300,12 @@ class Tensor:
         try:
             address = as_index(pointer)
         except TypeError:
-            raise errors.OperandError(f"from_blob: pointer is {pointer!r}, needs an int") from None
+            raise errors.OperandError(f"from_blob: pointer is {shown(pointer)}, needs an int") from None
         if address == 0 and low != high:
             raise errors.NullPointerError(f"from_blob: pointer is 0, but shape {sizes} has elements")
         if not 0 <= address + low <= address + high < 2**64:
             raise errors.ParamError(
-                f"from_blob: pointer {address:#x} with shape {sizes} leaves the address space"
+                f"from_blob: pointer {shown(address)} with shape {sizes} leaves the address space"
             )
         return Tensor._make(
             _Storage(as_device(device), address + low, high - low, owner), layout, address, True
@@ -443,8 +436,8 @@ class Tensor:
         start, length = _as_int("narrow", "start", start), _as_int("narrow", "length", length)
         if not (start >= 0 and length >= 0 and start + length <= size):
             raise errors.TensorIndexError(
-                f"narrow: elements {start} to {start + length} of dimension {dim}, which has {size} "
-                f"(shape {self.shape})"
+                f"narrow: elements {shown(start)} to {shown(start + length)} of dimension {dim}, which has "
+                f"{size} (shape {self.shape})"
             )
         return self[(slice(None),) * dim + (slice(start, start + length),)]
 
@@ -466,7 +459,7 @@ class Tensor:
         dim = _as_int("unsqueeze", "dim", dim)
         if not -ndim <= dim < ndim:
             raise errors.TensorIndexError(
-                f"unsqueeze: dim is {dim}, needs {-ndim} to {ndim - 1} (shape {self.shape})"
+                f"unsqueeze: dim is {shown(dim)}, needs {-ndim} to {ndim - 1} (shape {self.shape})"
             )
         return self[(slice(None),) * (dim % ndim) + (None,)]
 
@@ -485,8 +478,9 @@ class Tensor:
         if low != high and not (begin + low >= 0 and begin + high <= self._storage.nbytes):
             raise errors.StrideError(
                 f"as_strided: shape {sizes} with strides {tuple(s // self.itemsize for s in steps)} and "
-                f"offset {offset} "
-                f"uses bytes {begin + low} to {begin + high} of a storage of {self._storage.nbytes}"
+                f"offset {shown(offset)} "
+                f"uses bytes {shown(begin + low)} to {shown(begin + high)} of a storage of "
+                f"{self._storage.nbytes}"
             )
         return self._derive(sizes, steps, shift if low != high else 0)
 
@@ -498,7 +492,7 @@ class Tensor:
         given = sum(item is not None and item is not Ellipsis for item in items)
         dots = sum(item is Ellipsis for item in items)
         if given > self.ndim or dots > 1:
-            raise errors.TensorIndexError(f"index {index!r} has too many parts for shape {self.shape}")
+            raise errors.TensorIndexError(f"index {shown(index)} has too many parts for shape {self.shape}")
         _, shape, strides = self._view[1]
         sizes: list[int] = []
         steps: list[int] = []
@@ -516,7 +510,7 @@ class Tensor:
                 try:
                     start, stop, step = item.indices(shape[dim])
                 except (TypeError, ValueError) as error:
-                    raise errors.OperandError(f"index {index!r}: {error}") from None
+                    raise errors.OperandError(f"index {shown(index)}: {error}") from None
                 length = len(range(start, stop, step))
                 offset += start * strides[dim] if length else 0
                 sizes.append(length)
@@ -530,16 +524,17 @@ class Tensor:
     def _at(self, dim: int, item: object) -> int:
         if isinstance(item, (bool, np.bool_)) or not hasattr(item, "__index__"):
             raise errors.OperandError(
-                f"index is {item!r} ({type(item).__name__}); a Tensor takes integers, slices, ... and None"
+                f"index is {shown(item)} ({type(item).__name__}); "
+                "a Tensor takes integers, slices, ... and None"
             )
         size = self.shape[dim]
         try:
             position = as_index(item)
         except TypeError as error:
-            raise errors.OperandError(f"index is {item!r}: {error}") from None
+            raise errors.OperandError(f"index is {shown(item)}: {error}") from None
         if not -size <= position < size:
             raise errors.TensorIndexError(
-                f"index {position} is out of range for dimension {dim} of shape {self.shape}"
+                f"index {shown(position)} is out of range for dimension {dim} of shape {self.shape}"
             )
         return position % size
 
@@ -555,7 +550,7 @@ class Tensor:
         value = _as_int(op, "dim", dim)
         if not -self.ndim <= value < self.ndim:
             raise errors.TensorIndexError(
-                f"{op}: dim is {value}, but shape {self.shape} has {self.ndim} dimensions"
+                f"{op}: dim is {shown(value)}, but shape {self.shape} has {self.ndim} dimensions"
             )
         return value % self.ndim
 
@@ -567,7 +562,7 @@ class Tensor:
                 sizes[sizes.index(-1)] = self.size // rest
         if min(sizes, default=0) < 0 or count(tuple(sizes)) != self.size:
             raise errors.ShapeError(
-                f"{op}: {self.size} elements of shape {self.shape} do not make shape {tuple(sizes)}"
+                f"{op}: {self.size} elements of shape {self.shape} do not make shape {shown(tuple(sizes))}"
             )
         out = as_shape(op, sizes)
         need_steps(op, out, self.itemsize)
@@ -650,13 +645,17 @@ class Tensor:
         StrideError for negative strides, at which some consumers end the process: take ``.contiguous()``.
         """
         refuse_while_recording("__dlpack__")
-        if dl_device is not None and dl_device != self.__dlpack_device__():
+        here = self.__dlpack_device__()
+        if dl_device is not None and not (isinstance(dl_device, tuple) and dl_device == here):
             raise errors.DeviceError(
-                f"__dlpack__: dl_device is {dl_device!r}, but the tensor is on {self.device}; use .to() first"
+                f"__dlpack__: dl_device is {shown(dl_device)}, but the tensor is on {self.device}; "
+                "use .to() first"
             )
         if self.device is CPU:
             if stream is not None:
-                raise errors.ParamError(f"__dlpack__: stream is {stream!r}, but the CPU has none: needs None")
+                raise errors.ParamError(
+                    f"__dlpack__: stream is {shown(stream)}, but the CPU has none: needs None"
+                )
         elif stream != -1:
             get_stream(self.device).synchronize()
         tensor = self
@@ -821,6 +820,21 @@ def borrowed(device: Device, layout: Layout, pointer: Any, owner: object, writab
     return Tensor._make(_Storage(device, address + low, high - low, owner), layout, address, writable)
 
 
+def of_array(op: str, name: str, array: np.ndarray[Any, Any]) -> Tensor:
+    """A tensor on an array's own memory."""
+    dtype = from_numpy_dtype(array.dtype, f"{op}: dtype of {name}")
+    layout = (dtype, array.shape, array.strides)
+    element_strides(op, name, layout)
+    if not array.flags.aligned:
+        raise errors.ParamError(
+            f"{op}: {name} is not aligned to its element type; copy it to an array of its own"
+        )
+    address = int(array.__array_interface__["data"][0])
+    low, high = extent(layout)
+    storage = _Storage(CPU, address + low, high - low, (array, pinned(array)))
+    return Tensor._make(storage, layout, address, array.flags.writeable)
+
+
 #: Packages whose arrays never change, although their capsules do not say so.
 _IMMUTABLE = frozenset(("jax", "jaxlib"))
 
@@ -864,10 +878,12 @@ def _made(what: str, values: Callable[[], np.ndarray[Any, Any]]) -> np.ndarray[A
 def _need_finite(op: str, name: str, value: object) -> None:
     """Refuse what is no finite number that NumPy can count with."""
     if not isinstance(value, Real):
-        raise errors.OperandError(f"{op}: {name} is {value!r} ({type(value).__name__}), needs a real number")
+        raise errors.OperandError(
+            f"{op}: {name} is {shown(value)} ({type(value).__name__}), needs a real number"
+        )
     if isinstance(value, Integral):
         if not -(2**63) <= int(value) < 2**63:
-            raise errors.ParamError(f"{op}: {name} is {errors.shown(value)}, needs an int of 64 bits")
+            raise errors.ParamError(f"{op}: {name} is {shown(value)}, needs an int of 64 bits")
         return
     try:
         finite = isfinite(value)
@@ -922,7 +938,7 @@ def _as_int(op: str, name: str, value: Any) -> int:
     try:
         return as_index(value)
     except TypeError:
-        raise errors.OperandError(f"{op}: {name} is {value!r}, needs an int") from None
+        raise errors.OperandError(f"{op}: {name} is {shown(value)}, needs an int") from None
 
 
 def _flat(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -933,14 +949,14 @@ def _flat(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _byte_strides(op: str, strides: Iterable[int], shape: Shape, dtype: DType) -> tuple[int, ...]:
+    if not isinstance(strides, Iterable):
+        raise errors.OperandError(f"{op}: strides is {shown(strides)}, needs ints")
     steps = tuple(_as_int(op, "stride", stride) * dtype.itemsize for stride in strides)
     if len(steps) != len(shape):
         raise errors.StrideError(f"{op}: {len(steps)} strides for shape {shape}, needs {len(shape)}")
     for step in steps:
         if abs(step) > MAX_BYTES:
-            raise errors.StrideError(
-                f"{op}: strides have one of {errors.shown(step)} bytes, needs less than 2**63"
-            )
+            raise errors.StrideError(f"{op}: strides have one of {shown(step)} bytes, needs less than 2**63")
     return steps
 
 

@@ -21,7 +21,7 @@ from .._native import address, owning_pointer
 from ..device import Device
 from ..dtypes import DType, from_numpy_dtype
 from ..errors import DeviceError, InfiniopError, OperandError, ParamError
-from ..tensor import Tensor, View, borrowed, pinned
+from ..tensor import Tensor, View, borrowed, of_array, pinned
 from ..tensor import allocate as allocate_tensor
 from . import _exchange, _numpy, _torch
 from ._adapter import Adapter
@@ -173,9 +173,9 @@ def as_tensor(op: str, name: str, operand: Any) -> Tensor:
     """An operand of `op` as a Tensor on the same memory."""
     if isinstance(operand, Tensor):
         return operand
-    if isinstance(operand, np.ndarray):
-        return Tensor.from_numpy(operand)
     adapter = _adapter(op, name, operand)
+    if adapter is NUMPY:
+        return of_array(op, name, operand)
     with _named(op, name):
         device, layout, pointer = adapter.view(operand)
     return borrowed(device, layout, pointer, (operand, pointer), adapter.writable(operand))

@@ -13,7 +13,7 @@ def as_float(op: str, name: str, value: Any) -> float:
     if type(value) is float:
         return value
     if not isinstance(value, Real):
-        raise OperandError(f"{op}: {name} is {value!r} ({type(value).__name__}), needs a real number")
+        raise OperandError(f"{op}: {name} is {shown(value)} ({type(value).__name__}), needs a real number")
     try:
         return float(value)
     except OverflowError:
