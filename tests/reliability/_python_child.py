@@ -66,7 +66,7 @@ class Caller:
         call: Callable[[], Any],
         held: Sequence[Any],
         errors: Collection[type[BaseException]],
-        begins: str,
+        begins: str | tuple[str, ...],
         names: Collection[str] = (),
         undo: Callable[[], None] = lambda: None,
     ) -> None:
@@ -89,7 +89,8 @@ class Caller:
             wrong = f"needed {sorted(one.__name__ for one in errors)}"
         elif isinstance(error, ip.InfiniopError):
             # What is wrong with a device is worded in one place for all functions.
-            if not str(error).startswith((begins, "device", "Device", "infinirt")):
+            known = (begins,) if isinstance(begins, str) else begins
+            if not str(error).startswith((*known, "device", "Device: ", "infinirt")):
                 wrong = f"must begin with {begins}"
             elif names and not any(re.search(rf"\b{name}\b", str(error)) for name in names):
                 wrong = f"names none of {sorted(names)}"
@@ -124,7 +125,7 @@ class Caller:
         by_name = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         by_name |= set(values) if any(p.kind is p.VAR_KEYWORD for p in parameters) else set()
         keywords = {key: value for key, value in values.items() if key in by_name}
-        positional = [value for key, value in values.items() if key not in by_name and key]
+        positional = [value for key, value in values.items() if key not in by_name and key != "()"]
         shown = ", ".join(f"{key}={label}" for key, (label, _) in changed.items())
         held = [rows.X, rows.Y, rows.Z, *values.values()]
         call = partial(function, *positional, **keywords)
@@ -133,7 +134,7 @@ class Caller:
     def row(self, name: str) -> None:
         row = ROWS[name]
         print(name, file=sys.stderr, flush=True)
-        if "" not in row.choices:
+        if "()" not in row.choices:
             self.call(name, row, {})
         for key, choices in row.choices.items():
             for labelled in choices.items():
