@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from enum import IntEnum
 from functools import cache, partial
 from types import TracebackType

@@ -52,6 +52,7 @@ class World:
         assert self.lib.infinirtMalloc(ctypes.byref(self.freed), 4096) == SUCCESS
         assert self.lib.infinirtFree(self.freed) == SUCCESS
         self._results = [ctypes.create_string_buffer(RESULT) for _ in range(10)]
+        self._memory = [ctypes.create_string_buffer(RESULT) for _ in range(10)]
         self.known: dict[int | None, Value] = {}
         self.know()
 
@@ -82,6 +83,8 @@ class World:
             if is_pointer_to_result(function, parameter.name):
                 ctypes.memmove(self._results[place], PATTERN, RESULT)
                 values.append(Value(ctypes.addressof(self._results[place])))
+            elif parameter.name in ("ptr", "dst", "src") and raw is not None:
+                values.append(Value(ctypes.addressof(self._memory[place])))
             elif parameter.type in OBJECTS and raw is not None:
                 values.append(self.known[raw.value])
             elif parameter.name == "operands":
