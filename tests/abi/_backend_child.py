@@ -172,6 +172,30 @@ def refused(path: str, status: str, *words: str) -> None:
     assert current_device(lib) == (CPU, 0)
 
 
+def all_refused(*paths_and_words: str) -> None:
+    """`refused`, for many that leave nothing behind, with a word each."""
+    lib = _library.load()
+    for path, word in zip(paths_and_words[::2], paths_and_words[1::2]):
+        print(path, file=sys.stderr, flush=True)
+        assert lib.infinirtLoadBackend(path.encode()) == BAD_PARAM
+        assert path[:200] in lib.message() and word in lib.message(), lib.message()
+    assert count(lib) == 0 and count(lib, CPU) == 1
+
+
+def cut(plugin: str, folder: str) -> None:
+    """A plugin cut short at each of the places that a file lists is refused."""
+    lib = _library.load()
+    with open(plugin, "rb") as file:
+        content = file.read()
+    with open(f"{folder}/cuts") as file:
+        places = [int(word) for word in file.read().split()]
+    for place in places:
+        with open(f"{folder}/cut.so", "wb") as file:
+            file.write(content[:place])
+        assert lib.infinirtLoadBackend(f"{folder}/cut.so".encode()) == BAD_PARAM, place
+    assert lib.infinirtLoadBackend(plugin.encode()) == SUCCESS
+
+
 def reason_is_kept(path: str, *words: str) -> None:
     """A plugin for a slot that failed: the slot's info tells it later."""
     lib = _library.load()
@@ -1090,6 +1114,8 @@ STEPS: dict[str, Callable[..., None]] = {
         found_by_itself,
         not_found,
         refused,
+        all_refused,
+        cut,
         reason_is_kept,
         taken,
         no_devices,
