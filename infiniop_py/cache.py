@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ._log import logger
-from .device import Device, DeviceLike, as_device, device_scope
+from .device import Device, DeviceLike, as_device
 from .errors import OperandError, ParamError, shown
 
 __all__ = ["CacheInfo", "LRUCache", "OpCache"]
@@ -150,15 +150,13 @@ class OpCache:
     def set_capacity(self, n: int) -> None:
         """Set how many entries are kept for each device."""
         self._capacity = _checked_capacity(n)
-        for device, cache in self._caches.items():
-            with device_scope(device):
-                cache.set_capacity(n)
+        for cache in self._caches.values():
+            cache.set_capacity(n)
 
     def clear(self) -> None:
-        """Drop every device's entries, on that device; the caller's current device is restored."""
-        for device, cache in self._caches.items():
-            with device_scope(device):
-                cache.clear()
+        """Drop every device's entries."""
+        for cache in self._caches.values():
+            cache.clear()
 
     def cache_info(self) -> CacheInfo:
         """Return the counts of all devices together; the capacity is that of one."""
