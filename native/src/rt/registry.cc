@@ -119,16 +119,25 @@ std::string defect(const InfiniBackend *b) {
     return "";
 }
 
-/** Does the file hold every segment its ELF header promises? Opening one that was cut short kills the process. */
-bool is_whole_library(const char *path) {
+/** The libinfinirt.so that this is. */
+Dl_info this_library() {
+    Dl_info info{};
+    dladdr(reinterpret_cast<void *>(&infinirtInit), &info);
+    return info;
+}
+
+/** What is wrong with a file that should be a library; "" for nothing, or what dlopen says better. */
+std::string file_defect(const char *path) {
+    const std::string not_whole = "it is no shared library, or one that was cut short";
     const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe must not hang
-    if (descriptor < 0) return true;                                      // dlopen says why
+    if (descriptor < 0) return "";
     struct stat about;
     FILE *file = fstat(descriptor, &about) == 0 && S_ISREG(about.st_mode) ? fdopen(descriptor, "rb") : nullptr;
     if (file == nullptr) {
         close(descriptor);
-        return false;
+        return not_whole;
     }
+    // Opening one whose ELF header promises more segments than the file holds kills the process.
     ElfW(Ehdr) header;
     bool whole = std::fread(&header, sizeof header, 1, file) == 1 && std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0;
     const auto size = static_cast<uint64_t>(about.st_size);
@@ -139,7 +148,12 @@ bool is_whole_library(const char *path) {
                 segment.p_filesz <= size - segment.p_offset;
     }
     std::fclose(file);
-    return whole;
+    if (!whole) return not_whole;
+    const auto *own = static_cast<const ElfW(Ehdr) *>(this_library().dli_fbase);
+    // Of such a file dlopen says that it does not exist.
+    if (own != nullptr && header.e_machine != own->e_machine)
+        return differs("it is for another processor: its ELF machine", header.e_machine, own->e_machine);
+    return "";
 }
 
 struct Outcome {
@@ -150,8 +164,8 @@ struct Outcome {
 /** Opens one plugin and puts it into its slot. This thread is Loading. */
 Outcome load(const char *path) {
     if (path[0] != '/') return {INFINI_STATUS_BAD_PARAM, std::string(path) + ": the path of a plugin must be absolute"};
-    if (!is_whole_library(path))
-        return {INFINI_STATUS_BAD_PARAM, std::string(path) + ": it is no shared library, or one that was cut short"};
+    if (const std::string what = file_defect(path); !what.empty())
+        return {INFINI_STATUS_BAD_PARAM, std::string(path) + ": " + what};
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) {
         const char *why = dlerror();
@@ -216,9 +230,8 @@ void load_from_environment() {
 }
 
 std::string library_folder() {
-    Dl_info info;
-    if (dladdr(reinterpret_cast<void *>(&infinirtInit), &info) == 0 || info.dli_fname == nullptr) return "";
-    char *real = realpath(info.dli_fname, nullptr);
+    const char *name = this_library().dli_fname;
+    char *real = name != nullptr ? realpath(name, nullptr) : nullptr;
     std::string path = real != nullptr ? real : "";
     std::free(real);
     return path.substr(0, path.find_last_of('/'));
