@@ -21,6 +21,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from operator import is_
 from pathlib import Path
@@ -38,6 +39,9 @@ _REMEDY = (
     "Build it with './build_native.sh' in the root of the clone, or install the package with 'pip install .' "
     f"(a C++ compiler is needed), or set {_VARIABLE} to the absolute path of a folder that holds {_LIBRARY}."
 )
+
+
+_CUT_SHORT = "was cut short: its ELF header promises more than it holds"
 
 
 class _Rejected(Exception):
@@ -76,7 +80,7 @@ def _system_folder() -> Path:
     if entries and not all(os.path.isabs(entry) for entry in entries.split(":")):
         raise _Rejected("not tried: LD_LIBRARY_PATH has an entry that is not absolute")
     for entry in filter(None, entries.split(":")):
-        _need_whole(Path(entry))
+        _need_usable(Path(entry))
     try:
         ctypes.CDLL(_LIBRARY)
     except OSError as error:
@@ -132,20 +136,29 @@ def _load_binding(folder: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
+        return module.ffi
     except Exception as error:
         raise _Rejected(f"{path.name} cannot be imported: {error}") from None
-    return module.ffi
 
 
-def _is_whole(path: Path) -> bool:
-    """Does the file hold every segment that its ELF header promises? What is no ELF file, dlopen judges."""
+def _machine(head: bytes) -> int:
+    """What processor an ELF file is for."""
+    return int.from_bytes(head[18:20], "little" if head[5] == 1 else "big")
+
+
+def _defect(path: Path) -> str:
+    """What the linker would not say, or not survive, of an ELF file; "" for nothing. It judges the others."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(64)
         if head[:4] != b"\x7fELF":
-            return True
+            return ""
         if len(head) < 64:
-            return False
+            return _CUT_SHORT
+        with suppress(OSError), open("/proc/self/exe", "rb") as python:
+            needed = _machine(python.read(20))
+            if _machine(head) != needed:
+                return f"is for another processor: its ELF machine is {_machine(head)}, needed {needed}"
         order = "<" if head[5] == 1 else ">"
         # where the header has the table's place and its entries' size and number; where an entry has its
         # segment's offset and size
@@ -153,39 +166,42 @@ def _is_whole(path: Path) -> bool:
         (start,) = struct.unpack_from(order + word, head, place)
         each, count = struct.unpack_from(order + "HH", head, entries)
         if start + each * count > size:
-            return False
+            return _CUT_SHORT
         file.seek(start)
         table = file.read(each * count)
     numbers = (
         [struct.unpack_from(order + word, table, i * each + at)[0] for at in fields] for i in range(count)
     )
-    return all(sum(segment) <= size for segment in numbers)
+    return "" if all(sum(segment) <= size for segment in numbers) else _CUT_SHORT
 
 
-def _need_whole(folder: Path) -> None:
-    """Refuse libraries that were cut short: opening one ends the process without a word."""
+def _need_usable(folder: Path) -> None:
+    """Refuse libraries that were cut short: opening one ends the process without a word. And those for other
+    processors, of which the linker says that they do not exist.
+    """
     for name in (_LIBRARY, _RUNTIME):
         path = folder / name
         try:
-            whole = not path.is_file() or _is_whole(path)
+            defect = _defect(path) if path.is_file() else ""
         except OSError as error:
             raise _Rejected(f"{path.name} cannot be read: {error}") from None
-        if not whole:
-            raise _Rejected(f"{path.name} was cut short: its ELF header promises more than it holds")
+        if defect:
+            raise _Rejected(f"{path.name} {defect}")
 
 
 def _open(folder: Path) -> _Opened:
     path = folder / _LIBRARY
     if not path.is_file():
         raise _Rejected("no such file")
-    _need_whole(folder)
+    if not (folder / _RUNTIME).is_file():  # the linker would look for one elsewhere
+        raise _Rejected(f"{_RUNTIME} is missing beside it")
+    _need_usable(folder)
     ffi = _load_binding(folder)
     # NODELETE: threads of the library may outlive the module that opened it.
     flags = ffi.RTLD_NOW | ffi.RTLD_LOCAL | getattr(ffi, "RTLD_NODELETE", 0)
     try:
-        if (folder / _RUNTIME).is_file():
-            # The one of the same build, first: the linker would prefer one in LD_LIBRARY_PATH.
-            ffi.dlopen(str(folder / _RUNTIME), flags)
+        # The one of the same build, first: the linker would prefer one in LD_LIBRARY_PATH.
+        ffi.dlopen(str(folder / _RUNTIME), flags)
         lib = ffi.dlopen(str(path), flags)
     except OSError as error:
         raise _Rejected(str(error)) from None
@@ -193,7 +209,7 @@ def _open(folder: Path) -> _Opened:
     version = ffi.new("const char **")
     try:
         lib.infiniopGetVersion(abi, version)
-    except AttributeError:
+    except (AttributeError, ffi.error):
         raise _Rejected("it has no infiniopGetVersion: it is another library, or far too old") from None
     text = ffi.string(version[0]).decode("ascii", "replace")
     for what, number in (("library", abi[0]), ("binding", lib.INFINIOP_ABI_VERSION)):
