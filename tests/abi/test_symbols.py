@@ -73,26 +73,6 @@ def test_needs_only_the_system(lib: Library, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_the_stack_is_not_executable(lib: Library, name: str) -> None:
-    stack = [line for line in readelf(lib, name, "--program-headers").splitlines() if "GNU_STACK" in line]
-    assert stack and all("RWE" not in line.split() for line in stack)
-
-
-@pytest.mark.parametrize("name", LIBRARIES)
-def test_addresses_are_bound_at_load_and_then_read_only(lib: Library, name: str) -> None:
-    assert "GNU_RELRO" in readelf(lib, name, "--program-headers")
-    entries = readelf(lib, name, "--dynamic")
-    assert "BIND_NOW" in entries and "TEXTREL" not in entries
-
-
-@pytest.mark.parametrize("name", LIBRARIES)
-def test_stack_and_buffers_are_guarded(lib: Library, name: str) -> None:
-    """-fstack-protector-strong and _FORTIFY_SOURCE, told by the functions they call where a check fails."""
-    needed = readelf(lib, name, "--dyn-syms")
-    assert "__stack_chk_fail" in needed and "__snprintf_chk" in needed
-
-
-@pytest.mark.parametrize("name", LIBRARIES)
 def test_thread_locals_are_few_bytes_that_every_thread_has(lib: Library, name: str) -> None:
     """The rest of a process has to share the room for them, see core/thread_local.h."""
     (segment,) = re.findall(r"^ *TLS +(.*)$", readelf(lib, name, "--program-headers"), re.MULTILINE)
