@@ -8,7 +8,8 @@ standard error, because asking for a level in the environment is asking to see t
 from __future__ import annotations
 
 import logging
-import os
+
+from . import _environment
 
 logger = logging.getLogger("infiniop_py")
 logger.addHandler(logging.NullHandler())
@@ -25,8 +26,8 @@ class _LastResort(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def _configure() -> None:
-    for variable in VARIABLES:
-        text = os.environ.get(variable, "").strip()
+    for name in VARIABLES:
+        text = _environment.variable(name).strip()
         if not text:
             continue
         level = int(text) if text.isdigit() else logging.getLevelName(text.upper())
@@ -37,7 +38,7 @@ def _configure() -> None:
             logger.setLevel(level)
         else:
             logger.warning(
-                "%s=%r is no log level; known are debug, info, warning, error, critical", variable, text
+                "%s=%r is no log level; known are debug, info, warning, error, critical", name, text
             )
         return
 

@@ -3,8 +3,8 @@
 The libraries are looked for in this order, and the first that passes its checks is used:
 
 1. ``INFINIOP_LIBRARY``: an absolute path of ``libinfiniop.so`` or of its folder. When set, nothing else is
-   tried. It is ignored where Python ignores its own environment variables (``-E``, ``-I``) and in setuid
-   processes.
+   tried. It is ignored where Python ignores its own environment variables (``-E``, ``-I``), as are plugins
+   that the environment names, and in setuid processes.
 2. ``_lib`` in every folder of ``infiniop_py.__path__``. An editable install has two, the source tree's and
    its own; the one built last comes first, whether it was by build_native.sh or by pip.
 3. ``_lib`` of the installed distribution, for a Python that runs in the root of a clone without an own build.
@@ -27,7 +27,7 @@ from operator import is_
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import errors
+from . import _environment, errors
 
 ABI_VERSION = 1
 _BINDING = "_infiniop_cffi"
@@ -53,12 +53,6 @@ class _Opened(NamedTuple):
     ffi: Any
     lib: Any
     version: str
-
-
-def _environment_is_trusted() -> bool:
-    if sys.flags.ignore_environment:
-        return False
-    return not hasattr(os, "geteuid") or (os.getuid() == os.geteuid() and os.getgid() == os.getegid())
 
 
 def _named_folder(value: str) -> Path:
@@ -104,8 +98,7 @@ def _built(folder: Path) -> float:
 
 def _places() -> Iterator[tuple[str, Any]]:
     """Yield (what to call the place in a message, a function that returns its folder)."""
-    value = os.environ.get(_VARIABLE, "")
-    if value and _environment_is_trusted():
+    if value := _environment.variable(_VARIABLE):
         yield f"{_VARIABLE}={value}", lambda: _named_folder(value)
         return
     own = [Path(os.path.abspath(entry), "_lib") for entry in sys.modules[__package__].__path__]
@@ -219,6 +212,8 @@ def _open(folder: Path) -> _Opened:
                 f"{ABI_VERSION}: "
                 "they are of different versions"
             )
+    if sys.flags.ignore_environment:
+        lib.infinirtIgnoreBackendPath()
     return _Opened(folder, ffi, lib, text)
 
 

@@ -14,7 +14,7 @@ PACKAGE = Path(infiniop_py.__file__).parent
 
 # From the bottom up. A module may import modules of the lines above its own, and its neighbours further left.
 ORDER = (
-    "errors _files _log _facts",
+    "errors _files _environment _log _facts",
     "_native",
     "_paths",
     "dtypes",

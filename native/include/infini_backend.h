@@ -5,7 +5,7 @@
  *
  *  HOW PLUGINS ARE FOUND, in this order, when a device family other than the CPU is first asked for:
  *    1. infinirtLoadBackend(path), any time before
- *    2. the files named in INFINIOP_BACKEND_PATH (absolute, separated by ':'; ignored in setuid processes)
+ *    2. the files named in INFINIOP_BACKEND_PATH (absolute, separated by ':'; see infinirtIgnoreBackendPath)
  *    3. libinfini_<family>.so in the folder of libinfinirt.so: cuda for NVIDIA, else the family's name in lower case
  *  The first plugin that passes takes the slot. It is checked: entry symbol, ABI number, struct sizes, a free slot that is
  *  not the CPU's, complete tables, probe. A plugin that fails leaves its reason for infinirtGetBackendInfo and is no error
@@ -94,7 +94,7 @@ typedef struct InfiniOpTable {
      *  stream is being captured nothing runs, and what is recorded must be right at every launch while the plan lives; a plan
      *  that cannot promise this fails, and graphs run it without capture. */
     infiniStatus_t (*run)(const void *plan, const InfiniCall *call);
-    void (*destroy)(void *plan);
+    void (*destroy)(void *plan); /* whichever device is current */
     /** (opt) In a few words how a plan runs its problem, for logs. The text lives as long as the plan. */
     const char *(*describe)(const void *plan);
 } InfiniOpTable;
@@ -171,6 +171,10 @@ typedef const InfiniBackend *(*InfiniBackendGetFn)(const InfiniBackendHost *host
 /** Loads a plugin from an absolute path. BAD_PARAM: not absolute, not a plugin, another ABI, or its slot is taken; the
  *  status of its probe otherwise. */
 INFINI_API infiniStatus_t infinirtLoadBackend(const char *path);
+
+/** Loads nothing that INFINIOP_BACKEND_PATH names from now on: for programs that do not trust their environment. In setuid
+ *  processes, and whatever else is AT_SECURE, no variable is read at all. */
+INFINI_API infiniStatus_t infinirtIgnoreBackendPath(void);
 
 /** What is known about one slot. The strings are static or live as long as the process; never NULL, "" when not known. */
 typedef struct InfiniBackendInfo {

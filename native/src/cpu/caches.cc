@@ -35,7 +35,7 @@ struct Least {
 };
 
 Least read_least() {
-    const char *least = std::getenv("INFINIOP_STREAM_BYTES");
+    const char *least = secure_getenv("INFINIOP_STREAM_BYTES");
     if (least != nullptr) return {true, std::strtod(least, nullptr)};
     return {false, read_last_level_cache()};
 }

@@ -76,7 +76,7 @@ struct Choice {
 };
 
 Choice choose() {
-    const char *most = std::getenv("INFINIOP_MAX_ISA");
+    const char *most = secure_getenv("INFINIOP_MAX_ISA");
     const bool capped = most != nullptr && *most != '\0';
     Choice choice;
     const KernelTable *best = nullptr;

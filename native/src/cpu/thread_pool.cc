@@ -87,7 +87,7 @@ double cgroup_quota() {
 
 /** The number an environment variable starts with, or 0. */
 int number_in(const char *variable) {
-    const char *text = std::getenv(variable);
+    const char *text = secure_getenv(variable);
     const long n = text != nullptr ? std::strtol(text, nullptr, 10) : 0;
     return static_cast<int>(std::clamp<long>(n, 0, kMaxThreads));
 }

@@ -55,7 +55,7 @@ bool offers_capture(const InfiniRuntimeTable &table) {
 }
 
 Lazy<bool> capture_switched_off{[] {
-    const char *off = std::getenv("INFINIOP_NO_CAPTURE");
+    const char *off = secure_getenv("INFINIOP_NO_CAPTURE");
     return off != nullptr && *off != '\0';
 }};
 

@@ -4,7 +4,6 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
-#include <sys/auxv.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -215,8 +214,8 @@ Outcome load(const char *path) {
 
 void load_from_environment() {
     registry.environment_read = true;
-    const char *list = std::getenv("INFINIOP_BACKEND_PATH");
-    if (list == nullptr || getauxval(AT_SECURE) != 0) return; // a setuid program must not load what its caller names
+    const char *list = secure_getenv("INFINIOP_BACKEND_PATH"); // a setuid program must not load what its caller names
+    if (list == nullptr) return;
     std::string failures;
     for (const char *p = list; *p != '\0';) {
         const size_t n = std::strcspn(p, ":");
@@ -297,6 +296,12 @@ INFINI_EXPORT(infinirtLoadBackend, (const char *path), {
     }();
     if (outcome.status == INFINI_STATUS_SUCCESS) return outcome.status;
     return fail(outcome.status, "%s: %s", fn, outcome.reason.c_str());
+})
+
+INFINI_EXPORT(infinirtIgnoreBackendPath, (void), {
+    std::lock_guard<ForkMutex> lock(registry.mutex);
+    registry.environment_read = true;
+    return INFINI_STATUS_SUCCESS;
 })
 
 INFINI_EXPORT(infinirtGetBackendInfo, (infiniDevice_t device, InfiniBackendInfo *info), {
