@@ -466,6 +466,8 @@ def load(path: Any, max_bytes: Any) -> Loaded:
             return _load(file, status.st_size, most)
         except OutOfMemoryError as error:
             raise OutOfMemoryError(f"Graph.load: {source}: {error}") from None
+        except MemoryError:
+            raise OutOfMemoryError(f"Graph.load: {source}: no memory is left to read the header") from None
         except InfiniopError as error:
             raise GraphError(f"Graph.load: {source}: {error}") from None
 
@@ -645,7 +647,7 @@ def _parsed(text: bytes) -> Any:
         raise GraphError("the header has a backslash; no name needs one")
     # More than there is depth for would be found by the parser, but not before it runs out of stack. Each
     # round takes away a level at least, and the deepest there is has six.
-    brackets = re.sub(rb'"[^"]*"|[^][{}"]+', b"", text)
+    brackets = _brackets(text)
     if len(brackets) > len(text) // 4:  # "[],[],[]" takes 50 times its bytes; a graph has a bracket in 6
         raise GraphError(f"the header has {len(brackets):,} brackets in {len(text):,} bytes, needs fewer")
     for _ in range(6):
@@ -664,6 +666,17 @@ def _parsed(text: bytes) -> Any:
         raise GraphError(f"the header is not UTF-8: {error}") from None
     except json.JSONDecodeError as error:
         raise GraphError(f"the header is not JSON: {error}") from None
+
+
+_IS_BRACKET = np.isin(np.arange(256), list(b"[]{}"))
+
+
+def _brackets(text: bytes) -> bytes:
+    """The brackets outside of strings; a quote behind them if the last string has no end."""
+    codes = np.frombuffer(text, np.uint8)
+    quotes = np.cumsum(codes == ord('"'), dtype=np.uint8)  # modulo 256, which leaves odd numbers odd
+    found: bytes = codes[(quotes % 2 == 0) & _IS_BRACKET[codes]].tobytes()
+    return found + b'"' * int(quotes[-1:].sum() % 2)
 
 
 def _parsed_int(text: str) -> int:
