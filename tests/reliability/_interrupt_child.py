@@ -1,6 +1,7 @@
 """An exception at every instruction of the package that some work passes; started by test_interrupts.py.
 
     python _interrupt_child.py <work> <stride>
+    python _interrupt_child.py signals <number>
 
 Whatever is hit: no native object is lost, and the same work done again has its result. Where this Python
 looks for signals, whose handlers may raise: no recording is left behind either, and the thread's current
@@ -8,7 +9,7 @@ device is the one from before; but for the first instruction of an ``__exit__``,
 guard. Prints the number of exceptions.
 
 Instructions are counted by where they stand in the code: those passed several times are hit the first and the
-last time. Of all every `stride`-th is hit.
+last time. Of all every `stride`-th is hit. "signals" are real ones, at random times, in all works.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import ctypes
 import dis
 import gc
 import os
+import random
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -216,6 +219,30 @@ def places(work: Callable[[], None], state: State) -> list[int]:
     return sorted({*first.values(), *last.values()})
 
 
+def by_signals(n: int) -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    rng, state, hits = random.Random(5), State(), 0
+    signal.signal(signal.SIGALRM, interrupt)
+    for work in WORKS.values():
+        work()
+    state.clear()
+    state.before = state.now()
+    while hits < n:
+        work = rng.choice(list(WORKS.values()))
+        state.clear()
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 10 ** rng.uniform(-5, -2.5))
+            work()
+            signal.setitimer(signal.ITIMER_REAL, 0)  # one that comes now is dealt with in here
+        except Interrupt:
+            hits += 1
+        state.restore()
+        state.need_same(f"after a signal in {work.__name__}")
+    print(hits)
+
+
 def main(name: str, stride: int) -> None:
     work = WORKS[name]
     gc.disable()  # what it would run, and when, differs from time to time
@@ -239,4 +266,7 @@ def main(name: str, stride: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    if sys.argv[1] == "signals":
+        by_signals(int(sys.argv[2]))
+    else:
+        main(sys.argv[1], int(sys.argv[2]))

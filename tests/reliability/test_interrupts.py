@@ -44,6 +44,10 @@ def test_an_exception_anywhere(backend: Path, work: str, record_property: Callab
     assert n > 40
 
 
+def test_signals_at_any_time(backend: Path, record_property: Callable[..., None]) -> None:
+    record_property("cases", run(backend, "signals", 400))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("work", [work for work, stride in WORKS.items() if stride > 1])
 def test_an_exception_everywhere(backend: Path, work: str, record_property: Callable[..., None]) -> None:
