@@ -47,14 +47,18 @@ def unpack(folder: Path) -> None:
         (folder / f"{i:04}").write_bytes(bytes.fromhex(line))
 
 
-def build() -> Path:
+def clang() -> str:
     names = (os.environ.get("CXX", ""), "clang++", *(f"clang++-{n}" for n in range(25, 13, -1)))
     compiler = next((name for name in names if "clang" in name and shutil.which(name)), None)
     if compiler is None:
-        sys.exit("fuzz_abi.py: no clang++ was found (Debian, Ubuntu: apt install clang)")
+        sys.exit("no clang++ was found (Debian, Ubuntu: apt install clang)")
+    return compiler
+
+
+def build() -> Path:
     configure = ["cmake", "-S", ROOT / "native", "-B", BUILD, "-DINFINIOP_FUZZ=ON", "-DCMAKE_BUILD_TYPE=None"]
     make = ["cmake", "--build", BUILD, "--target", "fuzz_abi", "--parallel", str(os.cpu_count())]
-    subprocess.run(configure, check=True, env={**os.environ, "CXX": compiler}, stdout=subprocess.DEVNULL)
+    subprocess.run(configure, check=True, env={**os.environ, "CXX": clang()}, stdout=subprocess.DEVNULL)
     subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
     return BUILD / "fuzz_abi"
 
