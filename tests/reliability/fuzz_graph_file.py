@@ -28,6 +28,7 @@ import numpy as np
 
 import infiniop_py as ip
 from infiniop_py._graph_file import PREAMBLE
+from infiniop_py.dtypes import all_dtypes
 
 MOST_BYTES = 1 << 20  # that a graph may need
 MOST_FLOPS = 1 << 22  # that are run
@@ -181,6 +182,20 @@ def mutant(rng: random.Random, loaded: list[File], refused: list[File]) -> tuple
 # ---- what must be true of each -----------------------------------------------------------------------------
 
 
+_ITEMSIZES = {dtype.name: dtype.itemsize for dtype in all_dtypes()}
+
+
+def need_inside(header: Any) -> None:
+    """All that a file names lies in its buffers, which would else be memory of somebody else."""
+    for view in (*header["arrays"].values(), *(one for node in header["nodes"] for one in node["operands"])):
+        if 0 in view["shape"]:
+            continue
+        steps = [(size - 1) * stride for size, stride in zip(view["shape"], view["strides"])]
+        low = view["offset"] + sum(step for step in steps if step < 0)
+        end = view["offset"] + sum(step for step in steps if step > 0) + _ITEMSIZES[view["dtype"]]
+        assert 0 <= low < end <= header["buffers"][view["buffer"]]["bytes"], view
+
+
 def check(path: Path, raw: bytes) -> str:
     """Load a file and say what came of it, without its numbers: two files of one kind say the same."""
     path.write_bytes(raw)
@@ -190,6 +205,7 @@ def check(path: Path, raw: bytes) -> str:
         start = f"Graph.load: {path}: "
         assert str(error).startswith(start) and len(str(error)) < 4000
         return re.sub(r"[-\d,]+|(['\"]).*?\1", "#", str(error).removeprefix(start))[:120]
+    need_inside(unpacked(raw).header)
     again, third = path.with_name("again"), path.with_name("third")
     graph.save(again, contents=list(graph.tensors))
     loaded = ip.Graph.load(again, max_bytes=1 << 30)
