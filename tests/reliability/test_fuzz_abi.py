@@ -35,9 +35,13 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.parametrize("stream_bytes", ["", "1"])  # results past the caches: as large ones are, or all
 @pytest.mark.parametrize("isa", ISAS)
-def test_corpus(isa: str, program: Path, record_property: Callable[..., None]) -> None:
-    used, tried = _compiler.run([program, CORPUS], INFINIOP_MAX_ISA=isa).split()
+def test_corpus(isa: str, stream_bytes: str, program: Path, record_property: Callable[..., None]) -> None:
+    environment = {"INFINIOP_MAX_ISA": isa} | (
+        {"INFINIOP_STREAM_BYTES": stream_bytes} if stream_bytes else {}
+    )
+    used, tried = _compiler.run([program, CORPUS], **environment).split()
     record_property("cases", int(tried))
     assert int(tried) == len(lines()) > 100
     assert ISAS.index(used) <= ISAS.index(isa)
