@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("abi", "interop")]
+sys.path.extend([str(Path(__file__).resolve().parents[1] / folder) for folder in ("abi", "interop")])
 
 import _compiler
 
