@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import _child
+import heap
 import pytest
 from _headers import functions
 from _library import ROOT
@@ -17,7 +18,10 @@ from _library import ROOT
 CHILD = Path(__file__).with_name("_fault_child.py")
 NAMES = [function.name for function in functions(Path(ROOT, "native", "include"))]
 
-pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+pytestmark = [
+    pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc"),
+    pytest.mark.skipif(not heap.counts(), reason="the allocator of this process is another one than glibc's"),
+]
 
 
 def run(failing_malloc: Path, *arguments: str) -> int:
