@@ -40,7 +40,7 @@ def counting(request: pytest.FixtureRequest) -> str:
 
 def run(counting: str, script: str, *arguments: object) -> str:
     environment: dict[str, str | Path] = {"LD_PRELOAD": counting} if counting else {}
-    return _child.run(str(HERE / script), counting, SEED, *arguments, **environment)
+    return _child.run(str(HERE / script), counting, SEED, *arguments, timeout=300, **environment)
 
 
 def test_every_function_is_in_one_group() -> None:
