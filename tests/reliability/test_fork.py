@@ -65,12 +65,14 @@ def create() -> None:
     ip.Event("cpu").record()
 
 
+SHARED = ip.OpDispatcher("of all threads")
+
+
 def register() -> None:
-    dispatcher = ip.OpDispatcher("own")
-    dispatcher.register_all(negated, override_existing=False)
-    assert dispatcher.lookup("cpu") is negated
-    before = ip.Mul.dispatcher().implementation(ip.DeviceType.CPU)
-    ip.Mul.dispatcher().register_device("cpu", before)
+    SHARED.register_all(negated, override_existing=False)
+    SHARED.register_device("cpu", negated)
+    assert SHARED.lookup("cpu") is negated
+    assert SHARED.implementation(ip.DeviceType.KUNLUN) is SHARED.table[ip.DeviceType.KUNLUN]
 
 
 def profile() -> None:
@@ -101,11 +103,9 @@ def all_work() -> None:
 
 
 #: The package, and what of the standard library has locks.
-WHERE = (os.path.dirname(ip.__file__), functools.__file__, logging.__file__)
-
-
-#: Of the lines at which a thread may stop it does so at each fourth: what takes a lock is longer than that.
-EVERY = max(1, round(4 / SCALE))
+PACKAGE, LOCKED = os.path.dirname(ip.__file__), (functools.__file__, logging.__file__)
+#: Of how many lines of the package a thread stops at one.
+EVERY = {"record": max(1, round(8 / SCALE)), "create": max(1, round(4 / SCALE))}
 
 
 class Stopping(Caught):
@@ -114,7 +114,8 @@ class Stopping(Caught):
     Not for ever: fork() waits for some of what another thread holds.
     """
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], None], every: int) -> None:
+        self._every = every
         self.stopped, self._go, self.ended = threading.Semaphore(0), threading.Semaphore(0), False
         self._seen: set[tuple[CodeType, int]] = set()
         super().__init__(lambda: self._traced(work))
@@ -129,12 +130,13 @@ class Stopping(Caught):
             self.stopped.release()
 
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
-        if not frame.f_code.co_filename.startswith(WHERE):
+        file = frame.f_code.co_filename
+        if not file.startswith((PACKAGE, *LOCKED)):
             return None
         place = (frame.f_code, frame.f_lineno)
         if event == "line" and place not in self._seen:
             self._seen.add(place)
-            if len(self._seen) % EVERY:
+            if file not in LOCKED and len(self._seen) % self._every:
                 return self._trace
             self.stopped.release()
             self._go.acquire(timeout=0.2)
@@ -152,7 +154,7 @@ class Stopping(Caught):
 
 def at_lines(name: str) -> None:
     all_work()
-    thread = Stopping(WORK[name])
+    thread = Stopping(WORK[name], EVERY.get(name, 1))
     forks = 0
     for _ in thread.lines():
         children.forked(WORK[name])

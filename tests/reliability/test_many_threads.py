@@ -220,7 +220,7 @@ def count_threads() -> None:
 
         before = native_threads()
         threads = together(work, 8)
-        most = max(native_threads() for _ in range(200) if time.sleep(0.002) is None)
+        most = max(native_threads() for _ in range(60) if time.sleep(0.002) is None)
         stop.set()
         for thread in threads:
             thread.finish()
