@@ -6,7 +6,7 @@ from pathlib import Path
 
 import _child
 import pytest
-from test_isa import ISAS
+from isas import ISAS, usable
 
 import infiniop_py
 
@@ -15,6 +15,6 @@ __all__ = ["ISAS", "run"]
 
 def run(script: Path, isa: str, *arguments: object, **environment: str) -> str:
     """What `script` printed; the test is skipped where the machine has not got the instruction set."""
-    if isa not in ISAS[: ISAS.index(infiniop_py.cpu_isa()) + 1]:
+    if isa not in usable():
         pytest.skip(f"{isa} is beyond the best of this machine and build, {infiniop_py.cpu_isa()}")
     return _child.run(str(script), *arguments, timeout=900, INFINIOP_MAX_ISA=isa, **environment)

@@ -2,7 +2,6 @@
 PYTHONMALLOC=malloc, so that the objects of Python are counted with all else.
 
     python _leak_child.py package
-    python _leak_child.py interface <function> [<function> ...]
     python _leak_child.py plugins <plugin> [<plugin> ...]
 
 Prints the number of cycles.
@@ -10,14 +9,12 @@ Prints the number of cycles.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[1] / "abi")]
@@ -44,50 +41,7 @@ def check(name: str, cycle: Callable[[], object], cycles: int, warm_up: int) -> 
     return cycles
 
 
-# ---- the functions of the C interface ----------------------------------------------------------------------
-
-
-def interface(names: list[str]) -> int:
-    """A cycle is a good call of a function, or a call with one argument that is not; what it made is
-    destroyed."""
-    import _library
-    from _calls import Scene, releases
-    from _headers import Function
-    from _hostile_child import Foreign, broken
-
-    lib = _library.load()
-    scene, foreign = Scene(lib), Foreign()
-
-    def call(function: Function, arguments: list[Any]) -> None:
-        if function.name == "infiniopGraphAppend":  # to an empty graph each time
-            assert lib.infiniopDestroyGraph(scene.live["graph"]) == _library.SUCCESS
-            made = lib.infiniopCreateGraph(scene.abi.handle, ctypes.byref(scene.live["graph"]))
-            assert made == _library.SUCCESS
-        if lib.functions[function.name](*arguments) == _library.SUCCESS and not releases(function):
-            scene.release(function, arguments)
-        lib.infinirtSetDevice(_library.CPU, 0)
-
-    def calls(function: Function) -> list[Callable[[], None]]:
-        usual = [scene.argument(function, parameter) for parameter in function.parameters]
-        found = [] if releases(function) else [partial(call, function, usual)]
-        for i, parameter in enumerate(function.parameters):
-            for value in broken(scene, foreign, function, parameter):
-                found.append(partial(call, function, [*usual[:i], value, *usual[i + 1 :]]))
-        return found
-
-    done = 0
-    for function in lib.declared:
-        if function.name not in names or function.name == "infiniopMeasureCpuCeiling":  # tens of ms a call
-            continue
-        each = calls(function)
-
-        def cycle(each: list[Callable[[], None]] = each) -> None:
-            for one in each:
-                one()
-
-        done += len(each) * check(f"{len(each)} calls of {function.name}", cycle, 200, 10)
-    scene.close()
-    return done
+# ---- what is done with the C interface ---------------------------------------------------------------------
 
 
 def plugins(paths: list[str]) -> int:
@@ -211,7 +165,7 @@ def package() -> int:
     return done
 
 
-MODES = {"package": lambda arguments: package(), "interface": interface, "plugins": plugins}
+MODES: dict[str, Callable[[list[str]], int]] = {"package": lambda _: package(), "plugins": plugins}
 
 if __name__ == "__main__":
     print(MODES[sys.argv[1]](sys.argv[2:]))
