@@ -474,6 +474,10 @@ def _gemm_layouts() -> Iterator[Case]:
             yield gemm(m, n, k, dtype, ("F", "T", "T"), alpha=-0.5, beta=1.0)
             yield gemm(m, n, k, dtype, ("sliced", "sliced", "sliced"), alpha=-0.5, beta=1.0)
             yield gemm(m, n, k, dtype, ("reversed", "mirrored", "reversed_rows"), alpha=-0.5, beta=1.0)
+        # Both operands packed, a block of K after the other: so many rows of A are no use to another way.
+        for layouts in (("padded", "T", "C"), ("T", "T", "T"), ("sliced", "mirrored", "sliced")):
+            yield gemm(260, 70, 300, dtype, layouts, beta=-0.5)
+            yield gemm(520, 130, 257, dtype, layouts)
     for dtype in FLOATS:
         for m, n, k in sizes("1x17x9 17x1x9 17x9x1 1x1x9 1x1x1"):
             for layout in ("odd_ones", "column", "F", "sliced"):
@@ -599,6 +603,7 @@ def _epilogues() -> Iterator[Case]:
         for data in ("subnormal", "nonfinite", "overflow"):
             yield row(9, 33, 17, data=data)
             yield row(40, 64, 300, ("C", "C", "T", "last_zero"), data=data)
+        yield row(260, 70, 300, ("padded", "T", "C", "T"), data="normal", alpha=0.3)
         for edge in ("begin", "end"):
             for m, n, k in sizes("1x1x1 7x5x3 33x63x257 8x33x513"):
                 yield row(m, n, k, ("padded", "C", "T", "T"), edge=edge)
