@@ -24,7 +24,8 @@ from layouts import Array, Shape, bits  # noqa: E402
 
 FAR = (1 << 32) + 5  # elements from the first to the last
 MAP_NORESERVE = 0x4000
-# Rows and columns enough for whole vectors, of every operand; for each way to compute a product.
+# Rows and columns enough for whole vectors, of every operand; for each way to compute a product; and several
+# dimensions for each side of a transposition.
 SHAPES: dict[str, tuple[tuple[Shape, ...], ...]] = {
     **dict.fromkeys(
         ("gemm", "gemm_add", "gemm_mul"),
@@ -34,18 +35,19 @@ SHAPES: dict[str, tuple[tuple[Shape, ...], ...]] = {
         ),
     ),
     "add_rms_norm": (((6, 33), (6, 33), (6, 33), (6, 33), (33,)),),
-    **dict.fromkeys(("add", "mul", "rearrange"), (((6, 67),) * 3,)),
+    **dict.fromkeys(("add", "mul", "rearrange"), (((6, 67),) * 3, ((4, 5, 6, 9),) * 3)),
 }
 NUMBERS = dict.fromkeys(OPERANDS, FLOATS) | dict.fromkeys(("add", "mul"), FLOATS + INTEGERS)
 NUMBERS["rearrange"] = ("u8", "bf16", "f32", "i64", "c128")
 
 
-def sparse(like: Array, axis: int, turned: bool) -> Array:
-    """The same elements, compact but for one axis along which they lie far apart; backwards if `turned`."""
+def sparse(like: Array, axis: int, turned: bool, output: bool) -> Array:
+    """The same elements, compact but for one axis along which they lie far apart; backwards if `turned`.
+    Inputs are column-major where outputs are row-major."""
     steps = like.shape[axis] - 1
     others = like.size // like.shape[axis]
     step = max(FAR // steps, others)
-    order = [d for d in range(like.ndim) if d != axis]
+    order = [d for d in range(like.ndim)[:: 1 if output else -1] if d != axis]
     strides = [0] * like.ndim
     for place, d in enumerate(order):
         strides[d] = math.prod(like.shape[e] for e in order[place + 1 :])
@@ -79,6 +81,7 @@ def main(operators: list[str]) -> None:
     rng, count = np.random.default_rng(7), 0
     for op in operators:
         names, case = OPERANDS[op], Case(op, "f32", ())
+        outputs = names[: N_OUTPUTS[op]]
         for shapes, dtype in itertools.product(SHAPES[op], NUMBERS[op]):
             compact = {name: values(dtype, shape, rng) for name, shape in zip(names, shapes, strict=False)}
             wanted = {name: x.copy() for name, x in compact.items()}
@@ -93,10 +96,11 @@ def main(operators: list[str]) -> None:
                 for far in one + every:
                     print(f"{op} {dtype} {shapes[0]} {far} {turned=}", file=sys.stderr, flush=True)
                     arrays = {
-                        n: sparse(x, far[n], turned) if n in far else x.copy() for n, x in compact.items()
+                        n: sparse(x, far[n], turned, n in outputs) if n in far else x.copy()
+                        for n, x in compact.items()
                     }
                     CALLS[op](case, arrays)
-                    for name in names[: N_OUTPUTS[op]]:
+                    for name in outputs:
                         np.testing.assert_array_equal(bits(arrays[name]), bits(wanted[name]), name)
                     count += 1
     print(count)
