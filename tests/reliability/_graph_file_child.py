@@ -19,6 +19,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ import numpy as np
 import infiniop_py as ip
 from infiniop_py._graph_file import PREAMBLE
 
-MEMORY = 192 << 20  # bytes that loading may take; headers have up to 16 MiB
+MEMORY = 160 << 20  # bytes that loading may take; headers have up to 16 MiB
 VALUES = (0x00, 0x01, 0x20, 0x22, 0x2C, 0x2D, 0x30, 0x39, 0x5B, 0x5D, 0x7B, 0x7D, 0x7F, 0x80, 0xFF)
 #: What reading a file has no business with.
 HARMFUL = (
@@ -178,7 +179,7 @@ def main(folder: Path, stride: int) -> None:
     sys.addaudithook(hear)
     limit_memory()
     n = loaded = 0
-    for content in (good, *damaged(good, stride), *hostile(good)):
+    for content in chain([good], hostile(good), damaged(good, stride)):
         path.write_bytes(content)
         n += 1
         listening = True
