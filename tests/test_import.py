@@ -35,7 +35,6 @@ def test_import_brings_no_framework_and_no_thread() -> None:
     assert children.run(code).split("\n")[:2] == ["", "0"]
 
 
-@pytest.mark.slow
 def test_import_is_cheap() -> None:
     """Cheaper than NumPy's, at the best of several: other work on the machine slows both."""
     code = textwrap.dedent(

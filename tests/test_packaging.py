@@ -168,7 +168,6 @@ def source_files(*folders: str) -> set[str]:
 # ---- what is in them -------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_the_sdist_holds_the_sources_alone(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -181,7 +180,6 @@ def test_the_sdist_holds_the_sources_alone(built: Built) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_one_wheel_serves_every_python(built: Built) -> None:
     version = re.escape(infiniop_py.__version__)
     assert re.fullmatch(rf"infiniop_py-{version}-py3-none-(many)?linux_\w+\.whl", built.wheel.name)
@@ -193,7 +191,6 @@ def test_one_wheel_serves_every_python(built: Built) -> None:
     assert built.wheel.stat().st_size < 3 * MEBIBYTE
 
 
-@pytest.mark.slow
 def test_the_wheel_holds_the_package_alone(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as wheel:
         names = set(wheel.namelist())
@@ -210,7 +207,6 @@ def test_the_wheel_holds_the_package_alone(built: Built) -> None:
     assert not [name for name in rest if not re.fullmatch(allowed, name)]
 
 
-@pytest.mark.slow
 def test_the_wheel_tells_nothing_of_the_machine_it_was_built_on(built: Built) -> None:
     folders = {built.tree, built.tree.parent, ROOT, Path(sys.prefix), Path(sys.base_prefix), Path.home()}
     # /usr and /root are words of their own
@@ -227,7 +223,6 @@ def test_the_wheel_tells_nothing_of_the_machine_it_was_built_on(built: Built) ->
             assert not ("/_lib/" in name and made.search(content)), name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["libinfiniop.so", "libinfinirt.so"])
 def test_the_wheel_needs_the_system_alone(built: Built, name: str, tmp_path: Path) -> None:
     if shutil.which("readelf") is None:
@@ -247,7 +242,6 @@ def headers_of(wheel: Path) -> email.message.Message:
         return email.parser.Parser().parsestr(archive.read(name).decode())
 
 
-@pytest.mark.slow
 def test_metadata(built: Built) -> None:
     requirements = pytest.importorskip("packaging.requirements")
     told = headers_of(built.wheel)
@@ -265,7 +259,6 @@ def test_metadata(built: Built) -> None:
 # ---- every way to install them ---------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_the_wheel_runs_without_a_compiler(installed: Path, tmp_path: Path) -> None:
     alone = str(installed.parent)
     package, library = run([installed, "-c", WHERE], tmp_path, PATH=alone).splitlines()
@@ -275,7 +268,6 @@ def test_the_wheel_runs_without_a_compiler(installed: Path, tmp_path: Path) -> N
     run([installed, "-m", "infiniop_py", "demo", "--quick"], tmp_path, PATH=alone)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("-e",)], ids=["pip install .", "pip install -e ."])
 def test_install_from_the_sources(
     built: Built, packages: Path, tmp_path: Path, options: tuple[str, ...]
@@ -291,7 +283,6 @@ def test_install_from_the_sources(
     run([python, "-m", "infiniop_py", "info"], built.tree)
 
 
-@pytest.mark.slow
 def test_the_root_of_a_clone(built: Built, installed: Path, packages: Path, tmp_path: Path) -> None:
     """It has the sources, but no libraries: those of an installation serve, or the error says what to do."""
     package, library = run([installed, "-c", WHERE], built.tree).splitlines()
@@ -309,7 +300,6 @@ def test_the_root_of_a_clone(built: Built, installed: Path, packages: Path, tmp_
 NO_COMPILER = {"CC": "/nowhere/cc", "CXX": "/nowhere/c++"}
 
 
-@pytest.mark.slow
 def test_without_a_compiler_the_remedy_is_one_sentence(built: Built, packages: Path, tmp_path: Path) -> None:
     python = environment(tmp_path / "venv", packages)
     command = [python, "-m", "pip", "install", "--no-deps", "--no-build-isolation", built.sdist]
