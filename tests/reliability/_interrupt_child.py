@@ -55,6 +55,16 @@ def looks_after(code: CodeType) -> frozenset[int]:
     return frozenset(one.offset for one in dis.get_instructions(code) if one.opname.startswith(kinds))
 
 
+@cache
+def ends_of_except(code: CodeType) -> frozenset[int]:
+    return frozenset(one.offset for one in dis.get_instructions(code) if one.opname == "POP_EXCEPT")
+
+
+def is_end_of_except(frame: FrameType) -> bool:
+    """One that cannot fail; an exception there leaves the one before for good among those being handled."""
+    return frame.f_lineno is None or frame.f_lasti in ends_of_except(frame.f_code)
+
+
 class Instructions:
     """Those of the package that pass; raises at one of them."""
 
@@ -71,7 +81,7 @@ class Instructions:
             if not frame.f_code.co_filename.startswith(PACKAGE):
                 return None
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        elif event == "opcode":
+        elif event == "opcode" and not is_end_of_except(frame):
             code, at = frame.f_code, frame.f_lasti
             if self.stop == len(self.passed):
                 where = f"{code.co_filename}:{frame.f_lineno}, {code.co_name}"
