@@ -1,4 +1,4 @@
-"""Fuzzes the C interface with libFuzzer, from the inputs in native/fuzz/abi.corpus; needs Clang.
+r"""Fuzzes the C interface with libFuzzer, from the inputs in native/fuzz/abi.corpus; needs Clang.
 
     python tests/reliability/fuzz_abi.py                  60 seconds, shared among kinds of kernels
     python tests/reliability/fuzz_abi.py --seconds 3600 --corpus FOLDER
@@ -12,7 +12,11 @@ which the normal tests run on the libraries as they are (test_fuzz_abi.py). What
 native/fuzz/LOG.md.
 
 AFL++ takes the same harness:
-CXX=afl-clang-fast++ cmake -S native -B build/afl -DINFINIOP_FUZZ=ON, target fuzz_abi.
+
+    CXX=afl-clang-fast++ cmake -S native -B build/afl -DINFINIOP_FUZZ=ON -DCMAKE_BUILD_TYPE=None
+    cmake --build build/afl --target fuzz_abi
+    ASAN_OPTIONS=abort_on_error=1:symbolize=0:allocator_may_return_null=1 \
+        afl-fuzz -i FOLDER -o OUT -m none -- build/afl/fuzz_abi
 """
 
 from __future__ import annotations
@@ -101,7 +105,8 @@ def minimise(program: Path, found: Path) -> None:
     remarked = [line for line in old if "#" in line[1:]]
     with tempfile.TemporaryDirectory() as name:
         options = ["-set_cover_merge=1", "-use_counters=0", f"-max_len={MOST_BYTES}"]
-        subprocess.run([program, *options, name, found], check=True, capture_output=True)
+        watched = {**os.environ, **WAYS["AVX2"]}  # the kernels of the best instruction sets are not
+        subprocess.run([program, *options, name, found], check=True, env=watched, capture_output=True)
         inputs = sorted((path.read_bytes() for path in Path(name).iterdir()), key=lambda one: (len(one), one))
     CORPUS.write_text(_HEAD + "".join(f"{line}\n" for line in [*remarked, *(one.hex() for one in inputs)]))
     print(f"{len(inputs)} inputs, {sum(map(len, inputs)):,} bytes")
