@@ -300,8 +300,8 @@ def run(call: Call) -> None:
 
 NATIVE = OpImpl(plan, run)
 
-#: A workspace for what is checked and not run.
-_SOMEWHERE = cast(_native.VOID_POINTER, 1 << 12)
+#: A workspace for what is checked and not run, where no operand is.
+_SOMEWHERE = cast(_native.VOID_POINTER, 1 << 63)
 
 
 #: alpha and beta of operators that have none, or only the first.
