@@ -20,7 +20,8 @@ infiniStatus_t infinirtSetLastError(infiniStatus_t status, const char *message) 
     char *const text = empty ? buffer.find() : buffer.get();
     lost = !empty && text == nullptr;
     if (text == nullptr) return status;
-    const size_t length = empty ? 0 : strnlen(message, kSize - 1);
+    if (empty) message = "";
+    const size_t length = strnlen(message, kSize - 1);
     std::memmove(text, message, length); // it may be this very text, or the end of it
     text[length] = '\0';
     return status;
