@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 
 import children
 import pytest
@@ -42,12 +43,14 @@ def run(program: str) -> list[str]:
     return children.run(OUTSIDE.format(name=NAME, inside=INSIDE) + program).split("\n")[:-1]
 
 
-def test_in_the_only_one() -> None:
+def test_in_the_only_one(record_property: Callable[[str, object], None]) -> None:
+    record_property("cases", 1)
     (said,) = run("inside(); inside_again = inside(); interpreters.destroy(make)")[:1]
     assert said == "right" or said.startswith("refused: ")
 
 
-def test_after_the_main_one() -> None:
+def test_after_the_main_one(record_property: Callable[[str, object], None]) -> None:
+    record_property("cases", 1)
     said = run(
         "import numpy as np, infiniop_py as ip; x = np.ones((3, 3))\n"
         "print(ip.gemm(x, x)[0, 0])\n"
