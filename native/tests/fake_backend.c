@@ -900,7 +900,7 @@ MAYBE_UNUSED static infiniStatus_t graph_launch(int device_id, infinirtGraphExec
 /* A host that is loading this plugin cannot offer it yet. */
 static int host_waits_for_the_probe(void) {
     Dl_info info, own;
-    infiniStatus_t (*load)(const char *), (*set)(infiniDevice_t, int);
+    infiniStatus_t (*load)(const char *), (*set)(infiniDevice_t, int), (*ignore)(void);
     void *address, *library;
     memcpy(&address, &host_library->fail, sizeof address);
     if (!dladdr(address, &info) || !dladdr(&counts, &own)) return 0;
@@ -909,7 +909,9 @@ static int host_waits_for_the_probe(void) {
     memcpy(&load, &address, sizeof load);
     address = dlsym(library, "infinirtSetDevice");
     memcpy(&set, &address, sizeof set);
-    return load(own.dli_fname) == INFINI_STATUS_BAD_PARAM &&
+    address = dlsym(library, "infinirtIgnoreBackendPath");
+    memcpy(&ignore, &address, sizeof ignore);
+    return ignore() == INFINI_STATUS_SUCCESS && load(own.dli_fname) == INFINI_STATUS_BAD_PARAM &&
            set(FAKE_SLOT, 0) == INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED;
 }
 

@@ -299,7 +299,8 @@ INFINI_EXPORT(infinirtLoadBackend, (const char *path), {
 })
 
 INFINI_EXPORT(infinirtIgnoreBackendPath, (void), {
-    std::lock_guard<ForkMutex> lock(registry.mutex);
+    std::unique_lock<ForkMutex> lock(registry.mutex, std::defer_lock);
+    if (!Loading::here()) lock.lock(); // or this thread has it
     registry.environment_read = true;
     return INFINI_STATUS_SUCCESS;
 })
