@@ -66,3 +66,10 @@ class Caller:
         if self.lib.functions[name].restype is ctypes.c_int:
             found.status = ctypes.c_int32(found.status & 0xFFFFFFFF).value
         return found
+
+    def fork(self) -> int:
+        """fork() in which every allocation fails: the handlers of the libraries find no memory."""
+        assert self.shim is not None
+        call = Call(function=ctypes.cast(ctypes.CDLL(None).fork, ctypes.c_void_p).value, for_good=True)
+        self.shim.fault_call(ctypes.byref(call))
+        return call.found.status & 0xFFFFFFFF

@@ -2,10 +2,12 @@
 
     python _fault_child.py <shared object of failing_malloc.c> each <function> [<function> ...]
     python _fault_child.py <shared object of failing_malloc.c> first
+    python _fault_child.py <shared object of failing_malloc.c> forked
 
 "each": every allocation of a call fails once, and from it on for good, in a thread that has called the
 libraries before and in a new one. "first": so does every allocation of the first calls of a process, which
-set up what all later ones find. Prints the number of calls.
+set up what all later ones find. "forked": all of them fail in fork(), and then in its child. Prints the
+number of calls.
 """
 
 from __future__ import annotations
@@ -183,12 +185,41 @@ def _in_child(run: Callable[[], tuple[bool, bool]]) -> tuple[bool, bool]:
     return bool(os.WEXITSTATUS(status) & 2), bool(os.WEXITSTATUS(status) & 1)
 
 
+# ---- after fork() ------------------------------------------------------------------------------------------
+
+
+def forked(caller: Caller) -> None:
+    """Threads of the parent are not in the child, which has no memory for new ones: it computes alone."""
+    caller.lib.infiniopSetNumThreads(2)
+    for step in _steps():
+        got = caller.call(step.name, step.arguments)
+        assert got.status == SUCCESS or step.name == "infinirtSetDevice", (step.name, got.status)
+        if not step.name.endswith(("Gemm", "GraphRun")):
+            continue
+        child = caller.fork()
+        if child == 0:
+            status = 99
+            try:
+                got = caller.call(step.name, step.arguments, 0, True)
+                assert got.status == SUCCESS and step.done(), (step.name, got.status, caller.lib.message())
+                again = caller.call(step.name, step.arguments)
+                assert again.status == SUCCESS and step.done(), (step.name, again.status)
+                status = 0
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        assert status == 0, f"the child of fork() ended with wait status {status} in {step.name}"
+
+
 def main(shim: str, mode: str, names: list[str]) -> None:
     caller = Caller(shim)
     if mode == "each":
         each(caller, names)
-    else:
+    elif mode == "first":
         first(caller)
+    else:
+        forked(caller)
     print(caller.calls)
 
 

@@ -41,3 +41,9 @@ def test_the_first_calls_of_a_process(failing_malloc: Path, record_property: Cal
     programs = run(failing_malloc, "first")
     record_property("cases", programs)
     assert programs > 60
+
+
+def test_a_child_without_memory(failing_malloc: Path, record_property: Callable[..., None]) -> None:
+    calls = run(failing_malloc, "forked")
+    record_property("cases", calls)
+    assert calls >= 13, "a product and a graph, each in a child too"

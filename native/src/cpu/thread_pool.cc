@@ -208,7 +208,7 @@ public:
         --computing_;
     }
 
-    static Pool &instance();
+    static Pool *instance();
 
 private:
     struct Worker {
@@ -310,14 +310,22 @@ private:
     int computing_ = 0; // threads inside a loop, callers and workers
 };
 
-/** Replaced, not repaired, in the child of fork(): its workers are gone and its mutex may be held by one of them. Never
- *  destroyed: workers sleep in it until the process ends. */
-std::atomic<Pool *> pool{new Pool};
+/** The one of this process, once a loop has had work for two. In the child of fork() another takes its place: the workers are gone
+ *  and the mutex may be held by one of them. Never destroyed: workers sleep in it until the process ends. */
+std::atomic<Pool *> pool{nullptr};
 
-void forget_pool() { pool.store(new (std::nothrow) Pool); }
+void forget_pool() { pool.store(nullptr); }
 [[maybe_unused]] const int at_fork = pthread_atfork(nullptr, nullptr, forget_pool);
 
-Pool &Pool::instance() { return *pool.load(std::memory_order_acquire); }
+/** NULL where there is no memory for it. */
+Pool *Pool::instance() {
+    Pool *known = pool.load(std::memory_order_acquire);
+    if (known != nullptr) return known;
+    Pool *const made = new (std::nothrow) Pool;
+    if (made == nullptr || pool.compare_exchange_strong(known, made)) return made;
+    delete made;
+    return known;
+}
 
 } // namespace
 
@@ -345,7 +353,8 @@ void set_num_threads_local(int n) { local_threads = std::min(n, kMaxThreads); }
 
 void run_tasks(int64_t n_tasks, int max_threads, void (*task)(void *context, int64_t t, int slot), void *context) {
     const int threads = static_cast<int>(std::min<int64_t>({n_tasks, max_threads, num_threads()}));
-    if (threads <= 1 || in_task) {
+    Pool *const others = threads > 1 && !in_task ? Pool::instance() : nullptr;
+    if (others == nullptr) {
         for (int64_t t = 0; t < n_tasks; ++t) task(context, t, 0);
         return;
     }
@@ -353,7 +362,7 @@ void run_tasks(int64_t n_tasks, int max_threads, void (*task)(void *context, int
     loop.n_tasks = n_tasks;
     loop.task = task;
     loop.context = context;
-    Pool::instance().run(loop, threads);
+    others->run(loop, threads);
 }
 
 } // namespace infini
