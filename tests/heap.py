@@ -1,9 +1,20 @@
-"""How many bytes malloc() has given out and not got back."""
+"""The allocator of this process: how many bytes it has given out and not got back, and whose it is."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import ClassVar
+
+import pytest
+
+#: Do the libraries run under AddressSanitizer (.ci/asan), which brings its own?
+SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")
+
+
+def unsanitized(why: str) -> pytest.MarkDecorator:
+    """Skips a test that is about the libraries as they are released."""
+    return pytest.mark.skipif(SANITIZED, reason=f"under AddressSanitizer {why}")
 
 
 class _Heap(ctypes.Structure):

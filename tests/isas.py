@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import infiniop_py
 
 ISAS = ("portable", "avx2", "avx512", "avx512_bf16")  # worst first
@@ -17,6 +19,12 @@ _TIMEOUT_S = 600
 def usable() -> tuple[str, ...]:
     """Those that this process could have used, up to the one it uses."""
     return ISAS[: ISAS.index(infiniop_py.cpu_isa()) + 1]
+
+
+def needed(isa: str) -> None:
+    """Skips the test where the machine or the build has not got it."""
+    if isa not in usable():
+        pytest.skip(f"{isa} is beyond the best of this machine and build, {infiniop_py.cpu_isa()}")
 
 
 def start(isa: str, *arguments: object, **variables: str) -> subprocess.Popen[str]:

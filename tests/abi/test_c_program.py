@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import _compiler
+import heap
 import pytest
 from _headers import HEADERS
 from _library import ROOT, Library
@@ -122,6 +123,7 @@ def package(request: pytest.FixtureRequest, lib: Library, tmp_path: Path) -> Pac
     return moved
 
 
+@heap.unsanitized("there is debug information")
 def test_no_file_knows_where_it_was(package: Package, lib: Library) -> None:
     files = [path for path in package.root.rglob("*") if path.is_file()]
     assert {path.name for path in files} >= {

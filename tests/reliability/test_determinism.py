@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from cases import CALLS, DTYPES, FLOATS, INTEGERS, Case, Views, build, outputs_after, views
-from isas import ISAS, output, start, usable
+from isas import ISAS, needed, output, start
 from layouts import OUTPUT_LAYOUTS, ROW_LAYOUTS, Array, Guarded, Shape, bits
 from reference import assert_same_bits
 
@@ -286,8 +286,7 @@ def test_a_row_of_a_norm_in_any_company(
 @pytest.mark.parametrize("isa", ISAS)
 def test_other_instruction_sets(isa: str) -> None:
     """Rows in any company. Results of more than 100 kB are written past the caches: not those of few rows."""
-    if isa not in usable():
-        pytest.skip(f"{isa} is not to be had here")
+    needed(isa)
     rows = "any_company and (norm or 600)"
     arguments = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-k", rows)
     assert " passed" in output(start(isa, *arguments, INFINIOP_STREAM_BYTES="100000"))

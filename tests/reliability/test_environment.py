@@ -9,7 +9,7 @@ from pathlib import Path
 import _child
 import _compiler
 import pytest
-from isas import ISAS, usable
+from isas import ISAS, needed
 
 HERE = Path(__file__).parent
 
@@ -26,8 +26,7 @@ def fp_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_environment(isa: str, fp_environment: Path, record_property: Callable[..., None]) -> None:
-    if isa not in usable():
-        pytest.skip(f"{isa} is not to be had here")
+    needed(isa)
     variables = {"INFINIOP_MAX_ISA": isa, "OPENBLAS_NUM_THREADS": "1"}  # the child forks
     counts = _child.run(str(HERE / "_environment_child.py"), fp_environment, **variables).split()
     assert len(counts) == 9 and min(map(int, counts)) > 300

@@ -14,6 +14,7 @@ from typing import Any
 
 import _compiler
 import children
+import heap
 import numpy as np
 import numpy.testing  # else NumPy imports it when it is first used: see while_others()
 import pytest
@@ -253,6 +254,7 @@ def during_the_first_calls() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="preloads a library")
+@heap.unsanitized("no other library may be preloaded")
 def test_during_the_first_calls(tmp_path: Path, record_property: Callable[..., None]) -> None:
     """What is found out once, such as the number of CPUs, is found out whole."""
     slow = a_library(tmp_path, Path(__file__).with_name("slow_files.c"))
@@ -276,6 +278,7 @@ def while_a_plugin_is_loaded() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="preloads a library")
+@heap.unsanitized("no other library may be preloaded")
 def test_while_a_plugin_is_loaded(tmp_path: Path, record_property: Callable[..., None]) -> None:
     slow = a_library(tmp_path, Path(__file__).with_name("slow_files.c"))
     plugin = str(children.build_fake_backend(tmp_path))

@@ -12,8 +12,7 @@ import _compiler
 import pytest
 from _library import ROOT, library_folder
 from fuzz_abi import CORPUS, lines
-
-ISAS = ["portable", "avx2", "avx512", "avx512_bf16"]
+from isas import ISAS
 
 
 @pytest.fixture(scope="module")

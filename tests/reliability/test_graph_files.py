@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import _child
+import heap
 import pytest
 
 CHILD = Path(__file__).with_name("_graph_file_child.py")
@@ -21,6 +22,7 @@ def run(folder: Path, stride: int) -> int:
     return int(_child.run(str(CHILD), folder, stride, timeout=600))
 
 
+@heap.unsanitized("there is not enough memory below the limit")
 def test_damaged_and_hostile_files(
     tmp_path_factory: pytest.TempPathFactory, record_property: Callable[..., None]
 ) -> None:

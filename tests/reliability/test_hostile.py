@@ -8,12 +8,12 @@ counts what a call keeps where it can be had (failing_malloc.c).
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
 
 import _child
+import heap
 import pytest
 from _headers import functions
 from _library import ROOT
@@ -32,8 +32,7 @@ SEED = 1
 @pytest.fixture(scope="module")
 def counting(request: pytest.FixtureRequest) -> str:
     """The allocator that counts, or "" where another one is in place."""
-    sanitized = "libasan" in os.environ.get("LD_PRELOAD", "")
-    if sanitized or platform.libc_ver()[0] != "glibc":
+    if heap.SANITIZED or platform.libc_ver()[0] != "glibc":
         return ""
     return str(request.getfixturevalue("failing_malloc"))
 

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import _isas
+import _child
 import pytest
 from cases import OPERANDS
+from isas import ISAS, needed
 
 CHILD = Path(__file__).with_name("_page_edge_child.py")
 WAYS = ["blocked", "columns, A packed", "in place by columns", "in place by rows"]
@@ -25,22 +26,24 @@ part = pytest.mark.parametrize("of", [25, pytest.param(1, marks=pytest.mark.slow
 
 
 def run(isa: str, share: int, of: int, operators: tuple[str, ...], **environment: str) -> Any:
-    return json.loads(_isas.run(CHILD, isa, share % of, of, *operators, **environment))
+    needed(isa)
+    arguments = (share % of, of, *operators)
+    return json.loads(_child.run(str(CHILD), *arguments, timeout=900, INFINIOP_MAX_ISA=isa, **environment))
 
 
 @part
-@pytest.mark.parametrize("isa", _isas.ISAS)
+@pytest.mark.parametrize("isa", ISAS)
 def test_products(isa: str, of: int, record_property: Callable[..., None]) -> None:
-    found = run(isa, _isas.ISAS.index(isa), of, PRODUCTS)
+    found = run(isa, ISAS.index(isa), of, PRODUCTS)
     record_property("cases", found["rows"])
     assert found["isa"] == isa and found["ways"] == WAYS
 
 
 @part
 @pytest.mark.parametrize("stream_bytes", ["inf", "0"])
-@pytest.mark.parametrize("isa", _isas.ISAS)
+@pytest.mark.parametrize("isa", ISAS)
 def test_other_operators(isa: str, stream_bytes: str, of: int, record_property: Callable[..., None]) -> None:
-    share = 2 * _isas.ISAS.index(isa) + (stream_bytes == "0")
+    share = 2 * ISAS.index(isa) + (stream_bytes == "0")
     found = run(isa, share, of, OTHERS, INFINIOP_STREAM_BYTES=stream_bytes)
     record_property("cases", found["rows"])
     assert found["isa"] == isa and found["rows"] > 500

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import _compiler
 import children
+import heap
 import pytest
 
 import infiniop_py as ip
@@ -176,6 +177,7 @@ int main(void) {
 """
 
 
+@heap.unsanitized("a program of another group does not start")
 def test_setgid_programs_ignore_the_environment(plugin: Path, tmp_path: Path) -> None:
     """Of a group that is not the caller's: what setuid programs are to the linker and to the libraries."""
     if os.geteuid() != 0:
