@@ -22,6 +22,14 @@ struct Half {
 };
 constexpr Half kF16{5, 10}, kBF16{8, 7};
 
+/** value * 2^n, for n of a normal double's exponent. */
+double times_power(double value, int n) {
+    const uint64_t bits = static_cast<uint64_t>(1023 + n) << 52;
+    double power;
+    std::memcpy(&power, &bits, sizeof power);
+    return value * power;
+}
+
 double half_value(Half half, uint32_t bits) {
     const uint32_t magnitude = bits & 0x7fff, fraction = bits & ((1u << half.fraction_bits) - 1);
     const int exponent = static_cast<int>(magnitude >> half.fraction_bits);
@@ -29,9 +37,9 @@ double half_value(Half half, uint32_t bits) {
     if (magnitude >= half.infinity())
         value = magnitude == half.infinity() ? INFINITY : NAN;
     else if (exponent == 0)
-        value = std::ldexp(fraction, 1 - half.bias() - half.fraction_bits);
+        value = times_power(fraction, 1 - half.bias() - half.fraction_bits);
     else
-        value = std::ldexp(fraction + (1u << half.fraction_bits), exponent - half.bias() - half.fraction_bits);
+        value = times_power(fraction + (1u << half.fraction_bits), exponent - half.bias() - half.fraction_bits);
     return (bits & 0x8000) != 0 ? -value : value;
 }
 
@@ -43,7 +51,7 @@ uint16_t nearest_half(Half half, double value) {
     const int exponent = std::max(std::ilogb(value), 1 - half.bias());
     // In units of the last place; rounding may carry into the exponent, which the sum below lets it do.
     const auto units =
-        static_cast<uint32_t>(std::nearbyint(std::ldexp(std::fabs(value), half.fraction_bits - exponent)));
+        static_cast<uint32_t>(std::nearbyint(times_power(std::fabs(value), half.fraction_bits - exponent)));
     const int biased = exponent + half.bias() - 1; // that of a number whose leading bit is among the units
     const uint32_t bits = (static_cast<uint32_t>(std::min(biased, 1 << 12)) << half.fraction_bits) + units;
     return static_cast<uint16_t>(sign | std::min(bits, half.infinity()));
@@ -127,14 +135,14 @@ int64_t Operand::high() const {
 }
 
 std::vector<int64_t> Operand::offsets() const {
-    std::vector<int64_t> all(static_cast<size_t>(count()));
+    std::vector<int64_t> all(static_cast<size_t>(count()), 0);
     const auto size = static_cast<int64_t>(size_of(dtype));
-    for (size_t i = 0; i < all.size(); ++i) {
-        auto rest = static_cast<int64_t>(i);
-        for (int d = ndim - 1; d >= 0; --d) {
-            all[i] += rest % shape[d] * stride[d] * size;
-            rest /= shape[d];
-        }
+    size_t repeat = 1; // elements for which an index stays the same
+    for (int d = ndim - 1; d >= 0; --d) {
+        const auto n = static_cast<size_t>(shape[d]);
+        for (size_t i = 0, index = 0; i < all.size(); i += repeat, index = index + 1 == n ? 0 : index + 1)
+            for (size_t k = 0; k < repeat; ++k) all[i + k] += static_cast<int64_t>(index) * stride[d] * size;
+        repeat *= n;
     }
     return all;
 }

@@ -3,6 +3,7 @@ r"""Fuzzes the C interface with libFuzzer, from the inputs in native/fuzz/abi.co
     python tests/reliability/fuzz_abi.py                  60 seconds, shared among kinds of kernels
     python tests/reliability/fuzz_abi.py --seconds 3600 --corpus FOLDER
                                                           goes on with what an earlier run found, and keeps it
+    python tests/reliability/fuzz_abi.py --plain ...      without sanitizers: several times the inputs
     python tests/reliability/fuzz_abi.py --minimise FOLDER
                                                           makes native/fuzz/abi.corpus of what FOLDER reaches
 
@@ -32,7 +33,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "native" / "fuzz" / "abi.corpus"
-BUILD = ROOT / "build" / "fuzz"
+BUILD, PLAIN = ROOT / "build" / "fuzz", ROOT / "build" / "fuzz_plain"
 MOST_BYTES = 160  # of an input: a dozen calls
 WAYS = {
     "portable": {"INFINIOP_MAX_ISA": "portable"},
@@ -64,22 +65,34 @@ def clang() -> str:
     return compiler
 
 
-def build() -> Path:
-    configure = ["cmake", "-S", ROOT / "native", "-B", BUILD, "-DINFINIOP_FUZZ=ON", "-DCMAKE_BUILD_TYPE=None"]
-    make = ["cmake", "--build", BUILD, "--target", "fuzz_abi", "--parallel", str(os.cpu_count())]
+def build(folder: Path) -> Path:
+    configure = [
+        "cmake",
+        "-S",
+        ROOT / "native",
+        "-B",
+        folder,
+        "-DINFINIOP_FUZZ=ON",
+        "-DCMAKE_BUILD_TYPE=None",
+    ]
+    configure.append(f"-DINFINIOP_FUZZ_PLAIN={'ON' if folder == PLAIN else 'OFF'}")
+    make = ["cmake", "--build", folder, "--target", "fuzz_abi", "--parallel", str(os.cpu_count())]
     subprocess.run(configure, check=True, env={**os.environ, "CXX": clang()}, stdout=subprocess.DEVNULL)
     subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
-    return BUILD / "fuzz_abi"
+    return folder / "fuzz_abi"
 
 
-def fuzz(program: Path, corpus: Path, way: str, seconds: float) -> bool:
+def fuzz(program: Path, corpus: Path, way: str, seconds: float, most_bytes: int) -> bool:
     options = [
         f"-max_total_time={max(1, round(seconds))}",
-        f"-max_len={MOST_BYTES}",
+        f"-max_len={most_bytes}",
         "-len_control=0",
+        # Of a corpus of thousands, weighing each input by how rare it is takes more time than running it.
+        "-entropic=0",
+        "-use_counters=0",
         "-timeout=60",
         "-print_final_stats=1",
-        f"-artifact_prefix={BUILD}/",
+        f"-artifact_prefix={program.parent}/",
     ]
     done = subprocess.run(
         [program, *options, corpus],
@@ -118,16 +131,18 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--corpus", type=Path, metavar="FOLDER")
+    parser.add_argument("--plain", action="store_true", help="without sanitizers")
+    parser.add_argument("--bytes", type=int, default=MOST_BYTES, help="of an input, at most")
     parser.add_argument("--minimise", type=Path, metavar="FOLDER")
     arguments = parser.parse_args()
-    program = build()
+    program = build(PLAIN if arguments.plain else BUILD)
     if arguments.minimise:
         return minimise(program, arguments.minimise)
     with tempfile.TemporaryDirectory() as name:
         corpus = arguments.corpus or Path(name)
         corpus.mkdir(parents=True, exist_ok=True)
         unpack(corpus)
-        right = [fuzz(program, corpus, way, arguments.seconds / len(WAYS)) for way in WAYS]
+        right = [fuzz(program, corpus, way, arguments.seconds / len(WAYS), arguments.bytes) for way in WAYS]
     sys.exit(0 if all(right) else 1)
 
 

@@ -25,6 +25,7 @@ _FLAGS = "-O1 -fprofile-instr-generate -fcoverage-mapping -mllvm -runtime-counte
 _SETTINGS = """\
 [run]
 branch = true
+dynamic_context = test_function
 parallel = true
 source_pkgs = infiniop_py
 data_file = {build}/python
