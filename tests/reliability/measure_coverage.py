@@ -2,10 +2,11 @@
 
     python tests/reliability/measure_coverage.py [--missing] [pytest arguments]
 
-Builds the libraries with Clang's counters into build/coverage, runs the C++ tests, and runs pytest on those
-libraries under coverage.py (pip install coverage). Processes that the tests start, fork or kill count too:
-native counters live in a file that they map, and coverage.py starts with every interpreter. Without arguments
-all tests are run, which takes a few times as long as plainly.
+Builds the libraries with Clang's counters into build/coverage, with the kernels that this machine can run, runs
+the C++ tests, and runs pytest on those libraries under coverage.py (pip install coverage). Processes that the
+tests start, fork or kill count too: native counters live in a file that they map, and coverage.py starts with
+every interpreter. Without arguments all tests are run, which takes a few times as long as plainly.
+mutants.py takes from build/coverage which test reaches which line, and how long it takes.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ import sys
 
 from fuzz_abi import ROOT, clang
 
+sys.path.insert(0, str(ROOT / "tests"))
+
+from isas import usable
+
 BUILD = ROOT / "build" / "coverage"
-ISAS = ("portable", "avx2", "avx512", "avx512_bf16")
 _FLAGS = "-O1 -fprofile-instr-generate -fcoverage-mapping -mllvm -runtime-counter-relocation"
 _SETTINGS = """\
 [run]
@@ -51,6 +55,7 @@ def build() -> None:
     configure += [
         "-DINFINIOP_FLAT_INSTALL=ON",
         "-DINFINIOP_TESTS=ON",
+        f"-DINFINIOP_ISAS={';'.join(usable()[1:])}",
         f"-DPython_EXECUTABLE={sys.executable}",
     ]
     subprocess.run(configure, check=True, env={**os.environ, "CXX": clang()}, stdout=subprocess.DEVNULL)
@@ -69,11 +74,12 @@ def run(tests: list[str]) -> None:
         "INFINIOP_LIBRARY": str(BUILD / "lib"),
         "LLVM_PROFILE_FILE": str(BUILD / "counts" / "%m%c.profraw"),
     }
-    for isa in ISAS:
+    for isa in usable():
         subprocess.run(
             ["ctest", "--test-dir", BUILD, "-Q"], check=True, env={**environment, "INFINIOP_MAX_ISA": isa}
         )
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", *tests]
+    command.append(f"--junitxml={BUILD / 'tests.xml'}")
     subprocess.run(command, check=False, cwd=ROOT, env=environment)  # tests that fail reach lines too
 
 

@@ -4,9 +4,14 @@
     python tests/reliability/mutants.py python ...
 
 Needs what the tests need, and works in copies of the committed tree. The sample is drawn over all places that
-can be changed, so that a seed names it. A change that does not compile is not counted, another one is drawn.
+can be changed, so that a seed names it. A change that does not compile is not counted, nor one of which the
+compiler makes the same program, as it does of code for processors that this one is not; another one is drawn.
 One that no test can notice, since it changes speed alone or nothing at all, is named with the reason in
 mutants_equivalent.tsv. What has been tried is in the report (a JSON object a line) and is not tried again.
+
+Not every test is run. Of a change of the package it is those that are named after the module and those that
+reach the line, by what measure_coverage.py has left in build/coverage; of a native one those that look at
+numbers and at the C interface. So a survivor may be one that the rest would have noticed.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -26,13 +32,21 @@ import sys
 import tempfile
 import threading
 import tokenize
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
+
+import coverage
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import isas  # noqa: E402
+
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.tsv")
 
 # What a token may become. Operators count where the house style puts a blank on both sides of them, which
@@ -151,64 +165,116 @@ def _of_python(file: str, text: str) -> Iterator[Mutant]:
 
 # A stage is a command and the seconds it may take; a test that notices ends the trial.
 Stage = tuple[list[str], float]
+_MOST_SECONDS = 120  # of the tests that reach a line
+_EVERYWHERE = (
+    "tests",
+    "--ignore=tests/abi",
+    "--ignore=tests/reliability",
+    "--ignore=tests/test_packaging.py",
+)
 
 
-def _pytest(*arguments: str, seconds: float = 1800) -> Stage:
+def _pytest(*arguments: str, seconds: float = 900) -> Stage:
     return [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments], seconds
 
 
 class Native:
     sources = ("native/src/**/*.cc", "native/src/**/*.h", "native/src/**/*.inl")
     mutants = staticmethod(_of_cpp)
+    built = ("infiniop_py/_lib/libinfiniop.so", "infiniop_py/_lib/libinfinirt.so")
     build: tuple[Stage, ...] = (
         (["cmake", "--build", "build/mutants", "--parallel", "1"], 900),
         (["cmake", "--install", "build/mutants", "--prefix", "infiniop_py/_lib"], 60),
     )
-    prepare = (
-        [
-            *("cmake", "-S", "native", "-B", "build/mutants", "-DCMAKE_BUILD_TYPE=Debug"),
-            *("-DINFINIOP_FLAT_INSTALL=ON", "-DINFINIOP_TESTS=ON", f"-DPython_EXECUTABLE={sys.executable}"),
-        ],
-        *(command for command, _ in build),
+    tests = (
+        _pytest("tests/reliability/test_fuzz_abi.py", "tests/reliability/test_hostile.py"),
+        _pytest("tests/abi", "tests/test_operators.py", "tests/test_threads.py", "tests/test_isa.py"),
+        _pytest(
+            *(f"tests/reliability/test_{name}.py" for name in ("page_edges", "rounding", "special_values")),
+            *(f"tests/reliability/test_{name}.py" for name in ("accuracy", "determinism", "environment")),
+            *(
+                f"tests/reliability/test_{name}.py"
+                for name in ("faults", "leaks", "fork", "libraries", "sparse")
+            ),
+            "tests/test_graph_memory.py",
+        ),
     )
 
-    @staticmethod
-    def stages(file: str) -> list[Stage]:
-        """First the cheap ones; then, of a kernel, those about numbers."""
-        stages: list[Stage] = [(["ctest", "--test-dir", "build/mutants", "--stop-on-failure"], 600)]
-        if "/cpu/" in file:
-            stages.append(_pytest("tests/test_operators.py", "tests/test_rounding.py", "tests/test_isa.py"))
-        return [*stages, _pytest("tests/abi"), _pytest("tests")]
+    def __init__(self) -> None:
+        configure = [
+            *("cmake", "-S", "native", "-B", "build/mutants", "-DCMAKE_BUILD_TYPE=None"),
+            *("-DCMAKE_CXX_FLAGS=-O1", f"-DINFINIOP_ISAS={';'.join(isas.usable()[1:])}"),
+            *("-DINFINIOP_FLAT_INSTALL=ON", "-DINFINIOP_TESTS=ON", f"-DPython_EXECUTABLE={sys.executable}"),
+        ]
+        self.prepare = (configure, *(command for command, _ in self.build))
+
+    def stages(self, mutant: Mutant) -> list[Stage]:
+        """First the cheap ones."""
+        return [(["ctest", "--test-dir", "build/mutants", "--stop-on-failure"], 300), *self.tests]
 
 
 class Python:
     sources = ("infiniop_py/**/*.py",)
     mutants = staticmethod(_of_python)
+    built: tuple[str, ...] = ()
     build: tuple[Stage, ...] = ()
     prepare = (["./build_native.sh", "--jobs", "2"],)
 
-    @staticmethod
-    def stages(file: str) -> list[Stage]:
-        """First the tests that name the module."""
-        module = Path(file).stem.strip("_") if not file.endswith("__init__.py") else Path(file).parent.name
+    def __init__(self) -> None:
+        folder = ROOT / "build" / "coverage"
+        self.reached = coverage.CoverageData(str(folder / "python"))
+        self.reached.read()
+        self.seconds: dict[str, float] = defaultdict(float)  # of a test, by its context
+        self.names: dict[str, str] = {}  # of a test, by its context: what pytest calls it
+        for case in ElementTree.parse(folder / "tests.xml").iter("testcase"):
+            places, name = case.attrib["classname"].split("."), case.attrib["name"].partition("[")[0]
+            file = next(i for i, place in enumerate(places) if place.startswith("test_"))
+            context = ".".join([*places[file:], name])
+            self.seconds[context] += float(case.attrib["time"])
+            self.names[context] = "::".join(["/".join(places[: file + 1]) + ".py", *places[file + 1 :], name])
+
+    def stages(self, mutant: Mutant) -> list[Stage]:
+        """The tests that are named after the module, then those that reach the line, first the quick ones."""
+        path = Path(mutant.file)
+        module = path.stem.strip("_") if path.stem != "__init__" else path.parent.name
         near = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(f"tests/**/test_*{module}*.py"))
-        slow = ("tests/abi", "tests/test_packaging.py")
-        rest = _pytest("tests", *(f"--ignore={path}" for path in slow))
-        return [*([_pytest(*near)] if near else []), rest, _pytest(*slow)]
+        number = (ROOT / mutant.file).read_text().count("\n", 0, mutant.start) + 1
+        contexts = self.reached.contexts_by_lineno(str(ROOT / mutant.file))
+        reaching: set[str] = set()
+        for line in range(number, 0, -1):  # a statement of several lines is counted at its first
+            if line in contexts:
+                reaching = {context for context in contexts[line] if context in self.names}
+                break
+        names, whole = [], 0.0
+        for context in sorted(reaching, key=lambda one: self.seconds[one]):
+            whole += self.seconds[context]
+            if whole > _MOST_SECONDS:
+                break
+            names.append(self.names[context])
+        stages = [_pytest(*near)] if near else []
+        if names:
+            stages.append(_pytest(*names))
+        if not reaching:  # as the package is imported, or in processes of the tests' own
+            stages += [_pytest(*_EVERYWHERE)]
+        return stages
 
 
 class Worker:
     """A copy of the tree, in which one mutant after the other is tried."""
 
-    def __init__(self, kind: type[Native] | type[Python]) -> None:
+    def __init__(self, kind: Native | Python) -> None:
         self.kind = kind
         self.tree = Path(tempfile.mkdtemp(prefix="mutants-"))
         subprocess.run(["git", "clone", "-q", str(ROOT), str(self.tree)], check=True)
         for command in kind.prepare:
             subprocess.run(command, cwd=self.tree, check=True, capture_output=True)
+        self.unchanged = self._built()
+
+    def _built(self) -> list[bytes]:
+        return [hashlib.sha256(Path(self.tree, file).read_bytes()).digest() for file in self.kind.built]
 
     def attempt(self, mutant: Mutant) -> str:
-        """The first test that noticed the mutant; "" when none did, "none" when it does not compile."""
+        """The first test that noticed the mutant; "" when none did, "none" when nothing changed."""
         path = self.tree / mutant.file
         text = path.read_text()
         assert text[mutant.start :].startswith(mutant.before)
@@ -221,7 +287,9 @@ class Worker:
                     return "none"
             if any(self._failure(stage) for stage in self.kind.build):
                 return "none"
-            failures = (self._failure(stage) for stage in self.kind.stages(mutant.file))
+            if self.kind.built and self._built() == self.unchanged:
+                return "none"
+            failures = (self._failure(stage) for stage in self.kind.stages(mutant))
             return next(filter(None, failures), "")
         finally:
             path.write_text(text)
@@ -275,7 +343,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="files whose path has this in it")
     parser.add_argument("--report", type=Path, default=None)
     options = parser.parse_args()
-    kind: type[Native] | type[Python] = Native if options.kind == "native" else Python
+    kind: Native | Python = Native() if options.kind == "native" else Python()
     report: Path = options.report or Path(f"mutants-{options.kind}.jsonl")
     files = sorted(str(path.relative_to(ROOT)) for pattern in kind.sources for path in ROOT.glob(pattern))
     texts = {
@@ -311,7 +379,7 @@ def main() -> int:
                     found[mutant] = noticed
                     with report.open("a") as out:
                         out.write(json.dumps(asdict(mutant) | {"noticed": noticed}) + "\n")
-                    state = {"": "SURVIVED", "none": "does not compile"}.get(noticed, "killed by " + noticed)
+                    state = {"": "SURVIVED", "none": "not counted"}.get(noticed, "killed by " + noticed)
                     print(f"{mutant.file}:{number}: {before}  ->  {after}: {state}", flush=True)
         finally:
             worker.close()

@@ -257,7 +257,7 @@ def during_the_first_calls() -> None:
 @heap.unsanitized("no other library may be preloaded")
 def test_during_the_first_calls(tmp_path: Path, record_property: Callable[..., None]) -> None:
     """What is found out once, such as the number of CPUs, is found out whole."""
-    slow = a_library(tmp_path, Path(__file__).with_name("slow_files.c"))
+    slow = a_library(tmp_path, Path(__file__).with_name("files.c"))
     forks = int(in_a_process(during_the_first_calls, LD_PRELOAD=slow))
     assert forks > 0
     record_property("cases", forks)
@@ -280,7 +280,7 @@ def while_a_plugin_is_loaded() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="preloads a library")
 @heap.unsanitized("no other library may be preloaded")
 def test_while_a_plugin_is_loaded(tmp_path: Path, record_property: Callable[..., None]) -> None:
-    slow = a_library(tmp_path, Path(__file__).with_name("slow_files.c"))
+    slow = a_library(tmp_path, Path(__file__).with_name("files.c"))
     plugin = str(children.build_fake_backend(tmp_path))
     forks = int(in_a_process(while_a_plugin_is_loaded, LD_PRELOAD=slow, PLUGIN=plugin))
     assert forks > 0
