@@ -2,7 +2,7 @@
 
     python tests/reliability/measure_coverage.py [--missing] [pytest arguments]
 
-Builds the libraries with Clang's counters into build/coverage, with the kernels that this machine can run, runs
+Builds the libraries with Clang's counters into build/coverage, with the kernels this machine can run, runs
 the C++ tests, and runs pytest on those libraries under coverage.py (pip install coverage). Processes that the
 tests start, fork or kill count too: native counters live in a file that they map, and coverage.py starts with
 every interpreter. Without arguments all tests are run, which takes a few times as long as plainly.
