@@ -606,6 +606,22 @@ bool is_small(const Problem &problem) {
     return problem.work() <= 1 << 15;
 }
 
+/** Is an element of an operand among the bytes of the workspace? */
+bool is_on_an_operand(const Object &descriptor, const Call &call) {
+    const auto *const workspace = static_cast<const unsigned char *>(call.workspace);
+    if (descriptor.bytes == 0 || !arenas().hold(workspace, 0, static_cast<int64_t>(descriptor.bytes))) return false;
+    for (size_t i = 0; i < call.n_pointers; ++i) {
+        const Operand &x = descriptor.problem->operands[i];
+        if (call.pointers[i] == nullptr) continue;
+        const auto size = static_cast<int64_t>(size_of(x.dtype));
+        for (const int64_t offset : x.offsets()) {
+            const unsigned char *const element = static_cast<unsigned char *>(call.pointers[i]) + offset;
+            if (element < workspace + descriptor.bytes && workspace < element + size) return true;
+        }
+    }
+    return false;
+}
+
 /** Chooses the arguments of a run; false for problems that are too large. */
 bool Program::place(const Object &descriptor, Call &call) {
     const Problem &problem = *descriptor.problem;
@@ -633,6 +649,14 @@ bool Program::place(const Object &descriptor, Call &call) {
         if (b >= 240 && b < 250) p = own + (b % 2 == 0 ? -1 : 1) * (1 + b % 5);
         if (b >= 250) p = nullptr;
         call.pointers[i] = p == nullptr || arenas().hold(p, x.low(), x.high()) ? p : own;
+    }
+    if (mode >= 16 && mode < 32 && needed > 0) { // where an operand is, or next to it: a legal run would write there
+        const int i = mode % problem.row().n_operands;
+        auto *const elements = static_cast<unsigned char *>(call.pointers[i]);
+        void *const elsewhere = call.workspace;
+        if (elements != nullptr) call.workspace = elements + problem.operands[i].low() + in.signed_byte();
+        const bool held = arenas().hold(static_cast<unsigned char *>(call.workspace), 0, static_cast<int64_t>(needed));
+        if (!held || !is_on_an_operand(descriptor, call)) call.workspace = elsewhere;
     }
     return true;
 }
@@ -673,6 +697,7 @@ void check_call(const Object &descriptor, const Call &call, Verdict &verdict) {
     check_pointers(*descriptor.problem, call.pointers, verdict);
     if (call.workspace_size < descriptor.bytes) verdict.refuse(INFINI_STATUS_INSUFFICIENT_WORKSPACE);
     if (call.workspace == nullptr && descriptor.bytes > 0) verdict.refuse(INFINI_STATUS_NULL_POINTER);
+    if (is_on_an_operand(descriptor, call)) verdict.refuse(INFINI_STATUS_BAD_PARAM);
 }
 
 void Program::run_operator() {
