@@ -165,6 +165,7 @@ def _of_python(file: str, text: str) -> Iterator[Mutant]:
 
 # A stage is a command and the seconds it may take; a test that notices ends the trial.
 Stage = tuple[list[str], float]
+_NO_BUILDS = ("--ignore=tests/abi/test_c_program.py", "--ignore=tests/test_packaging.py")
 _MOST_SECONDS = 60  # of the tests that reach a line
 _EVERYWHERE = (
     "tests",
@@ -188,7 +189,9 @@ class Native:
     )
     tests = (
         _pytest("tests/reliability/test_fuzz_abi.py", "tests/reliability/test_hostile.py"),
-        _pytest("tests/abi", "tests/test_operators.py", "tests/test_threads.py", "tests/test_isa.py"),
+        _pytest(
+            "tests/abi", "tests/test_operators.py", "tests/test_threads.py", "tests/test_isa.py", *_NO_BUILDS
+        ),
         _pytest(
             *(f"tests/reliability/test_{name}.py" for name in ("page_edges", "rounding", "special_values")),
             *(f"tests/reliability/test_{name}.py" for name in ("accuracy", "determinism", "environment")),
