@@ -7,7 +7,8 @@ Needs what the tests need, and works in copies of the committed tree. The sample
 can be changed, so that a seed names it. A change that does not compile is not counted, nor one of which the
 compiler makes the same program, as it does of code for processors that this one is not; another one is drawn.
 One that no test can notice, since it changes speed alone or nothing at all, is named with the reason in
-mutants_equivalent.tsv. What has been tried is in the report (a JSON object a line) and is not tried again.
+mutants_equivalent.tsv. What has been tried is in the report (file, line before and after, stages, what
+noticed) and is not tried again.
 
 Not every test is run. Of a change of the package it is those that are named after the module and those that
 reach the line, by what measure_coverage.py has left in build/coverage; of a native one those that look at
@@ -21,7 +22,6 @@ import ast
 import contextlib
 import hashlib
 import io
-import json
 import os
 import random
 import re
@@ -35,7 +35,7 @@ import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -362,7 +362,7 @@ def main() -> int:
     parser.add_argument("--report", type=Path, default=None)
     options = parser.parse_args()
     kind: Native | Python = Native() if options.kind == "native" else Python()
-    report: Path = options.report or Path(f"mutants-{options.kind}.jsonl")
+    report: Path = options.report or Path(f"mutants-{options.kind}.tsv")
     files = sorted(str(path.relative_to(ROOT)) for pattern in kind.sources for path in ROOT.glob(pattern))
     texts = {
         file: Path(ROOT, file).read_text() for file in files if options.only in file and "_lib/" not in file
@@ -370,14 +370,11 @@ def main() -> int:
     mutants = [mutant for file, text in texts.items() for mutant in kind.mutants(file, text)]
     random.Random(options.seed).shuffle(mutants)
     known = equivalents()
-    done = {}
-    if report.exists():
-        rows = (json.loads(line) for line in report.read_text().splitlines())
-        done = {
-            Mutant(r["file"], r["start"], r["before"], r["after"]): r["noticed"]
-            for r in rows
-            if r["noticed"] or r["stages"] >= options.stages
-        }
+    done: dict[tuple[str, ...], str] = {}
+    for line in report.read_text().splitlines() if report.exists() else ():
+        *change, stages, noticed = line.split("\t")
+        if noticed or int(stages) >= options.stages:
+            done[tuple(change)] = noticed
     found: dict[Mutant, str] = {}
     lock = threading.Lock()
     queue = iter(mutants)
@@ -391,18 +388,17 @@ def main() -> int:
                     mutant = next(queue, None)
                     if mutant is None or counted >= options.sample:
                         return
-                    if mutant in done:
-                        found[mutant] = done[mutant]
+                    number, before, after = mutant.line(texts[mutant.file])
+                    change = (mutant.file, before, after)
+                    if change in done:
+                        found[mutant] = done[change]
                         continue
                     found[mutant] = "..."
                 noticed = worker.attempt(mutant, options.stages)
-                number, before, after = mutant.line(texts[mutant.file])
                 with lock:
                     found[mutant] = noticed
                     with report.open("a") as out:
-                        out.write(
-                            json.dumps(asdict(mutant) | {"noticed": noticed, "stages": options.stages}) + "\n"
-                        )
+                        print(*change, options.stages, noticed, sep="\t", file=out)
                     state = {"": "SURVIVED", "none": "not counted"}.get(noticed, "killed by " + noticed)
                     print(f"{mutant.file}:{number}: {before}  ->  {after}: {state}", flush=True)
         finally:

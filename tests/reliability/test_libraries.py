@@ -60,7 +60,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def patched(source: Path, target: Path, at: int, form: str, value: int) -> Path:
-    """A copy with other bytes in its ELF header."""
+    """A copy with other bytes in its ELF header, or in that of its first segment behind it."""
     content = bytearray(source.read_bytes())
     struct.pack_into(form, content, at, value)
     target.write_bytes(content)
@@ -68,7 +68,7 @@ def patched(source: Path, target: Path, at: int, form: str, value: int) -> Path:
 
 
 OTHER_MACHINE = 40 if os.uname().machine == "aarch64" else 183
-#: What is written into the ELF header of a plugin, and words of the refusal.
+#: What is written into the headers of a plugin, and words of the refusal.
 HEADERS: dict[str, tuple[int, str, int, str]] = {
     "another processor": (18, "<H", OTHER_MACHINE, f"ELF machine is {OTHER_MACHINE}, needed "),
     "32 bits": (4, "B", 1, "ELFCLASS32"),
@@ -76,6 +76,8 @@ HEADERS: dict[str, tuple[int, str, int, str]] = {
     "an object file": (16, "<H", 1, "ET_DYN"),
     "segments far away": (32, "<Q", 1 << 62, ""),
     "segments behind the end": (32, "<Q", 1 << 40, "cut short"),
+    "a first segment behind the end": (64 + 8, "<Q", 1 << 40, "cut short"),
+    "a first segment that is longer than the file": (64 + 32, "<Q", 1 << 40, "cut short"),
     "many segments": (56, "<H", 65535, "cut short"),
     "no segments": (56, "<H", 0, "no loadable segments"),
     "segments of another size": (54, "<H", 8, "phentsize"),
