@@ -1,7 +1,10 @@
 /* fopen() and fdopen() that take their time, so that what reads a file at its first use is at it for long; or, where FAKE_ROOT
- * names a folder, that find files of /proc and /sys in it and nowhere else. To be preloaded. */
+ * names a folder, that find files of /proc and /sys in it and nowhere else. And a kernel whose masks of processors have
+ * MASK_BYTES. To be preloaded. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,4 +29,13 @@ FILE *fdopen(int descriptor, const char *mode) {
     *(void **)&real = dlsym(RTLD_NEXT, "fdopen");
     if (getenv("FAKE_ROOT") == NULL) usleep(100 * 1000);
     return real(descriptor, mode);
+}
+
+int sched_getaffinity(pid_t process, size_t size, cpu_set_t *set) {
+    int (*real)(pid_t, size_t, cpu_set_t *);
+    *(void **)&real = dlsym(RTLD_NEXT, "sched_getaffinity");
+    const char *bytes = getenv("MASK_BYTES");
+    if (bytes == NULL || size >= strtoul(bytes, NULL, 10)) return real(process, size, set);
+    errno = EINVAL;
+    return -1;
 }

@@ -125,6 +125,16 @@ def test_variables_ask_for_less(
     record_property("cases", 1)
 
 
+@pytest.mark.parametrize(("mask_bytes", "cpus"), [(129, CPUS), (131072, CPUS), (131073, 1)])
+def test_masks_of_large_machines(
+    mask_bytes: int, cpus: int, files: str, tmp_path: Path, record_property: Callable[..., None]
+) -> None:
+    """The kernel refuses a mask that is shorter than its own; a million processors are enough."""
+    threads, reason, *_ = on({}, files, tmp_path, MASK_BYTES=str(mask_bytes))
+    assert (threads, reason) == (cpus, f"{cpus} CPU{'s' * (cpus > 1)} in the affinity mask, no quota")
+    record_property("cases", 1)
+
+
 MEMORY = {"/proc/meminfo": "MemTotal:  1000 kB\nMemFree:  1 kB\nMemAvailable:  600 kB\nHugePages_Total: 7\n"}
 USED, KB = f"{V2}/memory.current", 1024
 LIMITS: dict[str, tuple[dict[str, str], int, int]] = {
