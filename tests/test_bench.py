@@ -14,7 +14,7 @@ from reference import assert_rms_norm, assert_same_bits
 
 import infiniop_py
 from infiniop_py import DType, __main__
-from infiniop_py._bench import command, graphs, machine, memory, ours, peers, rows, suite, timing
+from infiniop_py._bench import command, graphs, machine, memory, ours, overhead, peers, rows, suite, timing
 from infiniop_py._bench.ceilings import Ceilings
 from infiniop_py._bench.report import Progress, Report
 from infiniop_py._ceilings import COPY, FMA_F32, FMA_F64, READ, SMALLEST, Roof
@@ -500,6 +500,30 @@ def test_the_cost_of_a_call_is_taken_off_tiny_products() -> None:
     case = rows.replace(rows.gemm(DType.F32, (16, 16, 16)), small=True)
     result = suite.measure_row(case, memory.Memory(case), [], 1, Ceilings(flat, 2**28), 1e-3)
     assert result.timing.overhead > 0
+
+
+# ---- what a call costs -------------------------------------------------------------------------------------
+
+
+def test_overhead_shows_each_way_to_call(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["overhead", "--rounds", "1"]) == 0  # three are the least
+    _, table = capsys.readouterr().out.split("\n\n")
+    titles, *lines = table.splitlines()
+    rows, _ = overhead._ladder()
+    peer = next((row.name for row in rows if row.name == overhead._PEER), rows[0].name)
+    assert titles.split() == ["call", "ns", "spread", "/", *peer.split()]
+    assert [line[:45].rstrip() for line in lines] == [row.name for row in rows]
+    for line in lines:
+        nanoseconds, spread, ratio = line[45:].split()
+        assert float(nanoseconds) > 10 and spread.endswith("%") and float(ratio) > 0
+        assert line[:45].rstrip() != peer or ratio == "1.00"
+
+
+def test_a_row_counts_its_calls_and_not_what_comes_before() -> None:
+    done: list[str] = []
+    row = overhead.Row("a row", "for i in range(4): call()", 4, lambda: done.append("before"))
+    assert 0 < row.timer({"call": lambda: done.append("call")})(3) < 1
+    assert done == ["before", *["call"] * 4] * 3
 
 
 # ---- programs, recorded and not ----------------------------------------------------------------------------

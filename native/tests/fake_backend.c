@@ -40,6 +40,12 @@
 #ifndef FAKE_STRUCT_SIZE
 #define FAKE_STRUCT_SIZE sizeof(InfiniBackend)
 #endif
+#ifndef FAKE_NAME
+#define FAKE_NAME "fake" /* NULL: an incomplete struct, as with the next */
+#endif
+#ifndef FAKE_VERSION
+#define FAKE_VERSION "1.0"
+#endif
 #ifndef FAKE_RUNTIME_SIZE
 #define FAKE_RUNTIME_SIZE sizeof(InfiniRuntimeTable)
 #endif
@@ -968,8 +974,8 @@ static const InfiniBackend backend = {
     .abi = FAKE_ABI,
     .struct_size = FAKE_STRUCT_SIZE,
     .device_type = FAKE_SLOT,
-    .name = "fake",
-    .version = "1.0",
+    .name = FAKE_NAME,
+    .version = FAKE_VERSION,
     .probe = probe,
     .runtime = &runtime_table,
     .ops = &op_table,

@@ -64,6 +64,9 @@ def test_found_beside_the_library(plugin: Plugin, lib: Library, tmp_path: Path) 
     shutil.copytree(lib.folder, moved)
     shutil.copy(plugin(), moved / "libinfini_qy.so")
     _child.run(CHILD, "found_by_itself", moved / "libinfini_qy.so", INFINIOP_LIBRARY=moved / "libinfiniop.so")
+    shutil.copy(plugin("FAKE_SLOT=INFINI_DEVICE_MOORE"), moved / "libinfini_qy.so")
+    words = (moved / "libinfini_qy.so", "another slot")
+    _child.run(CHILD, "not_found", *words, INFINIOP_LIBRARY=moved / "libinfiniop.so")
 
 
 def test_one_load_under_threads(plugin: Plugin) -> None:
@@ -83,6 +86,8 @@ FAULTS: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "abi-of-tomorrow": ("FAKE_ABI=99", BAD_PARAM, ("abi", "99")),
     "abi-0": ("FAKE_ABI=0", BAD_PARAM, ("abi", "0")),
     "backend-size": ("FAKE_STRUCT_SIZE=8", BAD_PARAM, ("size", "8")),
+    "no-name": ("FAKE_NAME=NULL", BAD_PARAM, ("InfiniBackend", "incomplete")),
+    "no-version": ("FAKE_VERSION=NULL", BAD_PARAM, ("InfiniBackend", "incomplete")),
     "runtime-table-size": ("FAKE_RUNTIME_SIZE=16", BAD_PARAM, ("size", "16")),
     "op-table-size": ("FAKE_OPS_SIZE=4", BAD_PARAM, ("size", "4")),
     "runtime-table-incomplete": ("FAKE_MEM_INFO=NULL", BAD_PARAM, ("InfiniRuntimeTable", "incomplete")),

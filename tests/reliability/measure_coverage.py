@@ -34,7 +34,12 @@ parallel = true
 source_pkgs = infiniop_py
 data_file = {build}/python
 patch = subprocess, _exit, fork
+[paths]
+package =
+    {package}
+    */infiniop_py
 [report]
+omit = */_infiniop_cffi.py
 exclude_also =
     if TYPE_CHECKING:
     raise NotImplementedError
@@ -68,7 +73,7 @@ def build() -> None:
 
 def run(tests: list[str]) -> None:
     settings = BUILD / "coveragerc"
-    settings.write_text(_SETTINGS.format(build=BUILD))
+    settings.write_text(_SETTINGS.format(build=BUILD, package=ROOT / "infiniop_py"))
     environment = {
         **os.environ,
         "INFINIOP_LIBRARY": str(BUILD / "lib"),
@@ -83,25 +88,47 @@ def run(tests: list[str]) -> None:
     subprocess.run(command, check=False, cwd=ROOT, env=environment)  # tests that fail reach lines too
 
 
-def report(missing: bool) -> None:
+def report_native(missing: bool) -> None:
+    """What the compiler computes, as it does tables of kernels, has no code that could run. The branches of
+    a template count once.
+    """
     tool = re.sub(r"clang\+\+", "llvm-{}", clang())
     merged = BUILD / "native.profdata"
     raw = sorted((BUILD / "counts").iterdir())
     subprocess.run([tool.format("profdata"), "merge", "-o", merged, *raw], check=True)
     libraries = [BUILD / "lib" / "libinfiniop.so", "-object", BUILD / "lib" / "libinfinirt.so"]
-    options = [*libraries, f"-instr-profile={merged}", "-ignore-filename-regex=/usr/"]
-    subprocess.run(
-        [tool.format("cov"), "report", "-show-functions=0", "-show-region-summary=0", *options], check=True
-    )
-    if missing:
-        with (BUILD / "native.txt").open("w") as file:
-            subprocess.run(
-                [tool.format("cov"), "show", "-show-branches=count", *options], check=True, stdout=file
-            )
-        print(f"each line: {BUILD / 'native.txt'}")
+    options = [f"-instr-profile={merged}", "-ignore-filename-regex=/usr/", "-show-instantiations=false"]
+    command = [tool.format("cov"), "show", "-show-branches=count", *options, *libraries]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    lines: dict[str, bool] = {}  # reached?
+    branches: dict[str, bool] = {}
+    file, computed = "", False
+    for line in shown.splitlines():
+        if line.startswith("/"):
+            file = os.path.relpath(line.rstrip(":"), ROOT)
+        elif found := re.match(r"\s*(\d+)\|\s*(\d\S*)\|(.*)", line):
+            number, count, text = found.groups()
+            computed = computed or (count == "0" and text.startswith("constexpr ") and text.endswith("{"))
+            if not computed:
+                lines[f"{file}:{number}: {text}"] = count != "0"
+            computed = computed and text != "}"
+        elif found := re.search(r"Branch \((\d+:\d+)\): \[True: ([^,]+), False: ([^\]]+)\]", line):
+            for way, count in zip(("true", "false"), found.groups()[1:]):
+                name = f"{file}:{found[1]}: never {way}"
+                branches[name] = branches.get(name, computed) or count != "0"
+    for what, reached in (("lines", lines), ("branches", branches)):
+        missed = [name for name in reached if not reached[name]]
+        if missing:
+            print("\n".join(missed))
+        share = 100 * (1 - len(missed) / len(reached))
+        print(f"native: {len(reached)} {what}, {len(missed)} not reached: {share:.1f} %")
+
+
+def report(missing: bool) -> None:
+    report_native(missing)
     python = [sys.executable, "-m", "coverage"]
     settings = f"--rcfile={BUILD / 'coveragerc'}"
-    subprocess.run([*python, "combine", "-q", settings], check=True)
+    subprocess.run([*python, "combine", "-q", "--append", settings], check=False)  # some end while they write
     subprocess.run([*python, "report", settings, *(["--show-missing"] if missing else [])], check=True)
 
 
@@ -110,11 +137,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--missing", action="store_true", help="name what is not reached")
+    parser.add_argument("--more", action="store_true", help="add to what an earlier run has reached")
     arguments, tests = parser.parse_known_args()
     build()
-    shutil.rmtree(BUILD / "counts", ignore_errors=True)
-    for old in BUILD.glob("python*"):
-        old.unlink()
+    if not arguments.more:
+        shutil.rmtree(BUILD / "counts", ignore_errors=True)
+        for old in BUILD.glob("python*"):
+            old.unlink()
     run(tests)
     report(arguments.missing)
 

@@ -10,8 +10,8 @@ One that no test can notice, since it changes speed alone or nothing at all, is 
 mutants_equivalent.tsv. What has been tried is in the report (file, line before and after, stages, what
 noticed) and is not tried again.
 
-Not every test is run. Of a change of the package it is those that are named after the module and those that
-reach the line, by what measure_coverage.py has left in build/coverage; of a native one those that look at
+Not every test is run. Of a change of the package it is those that reach the line, the quick ones first and two
+minutes of them at most, by what measure_coverage.py has left in build/coverage; of a native one those that look at
 numbers and at the C interface. So a survivor may be one that the rest would have noticed.
 """
 
@@ -166,7 +166,7 @@ def _of_python(file: str, text: str) -> Iterator[Mutant]:
 # A stage is a command and the seconds it may take; a test that notices ends the trial.
 Stage = tuple[list[str], float]
 _NO_BUILDS = ("--ignore=tests/abi/test_c_program.py", "--ignore=tests/test_packaging.py")
-_MOST_SECONDS = 60  # of the tests that reach a line
+_MOST_SECONDS = 120  # of the tests that reach a line
 _EVERYWHERE = (
     "tests",
     "--ignore=tests/abi",
@@ -243,7 +243,9 @@ class Python:
                 self.failing.append(self.names[context])
 
     def stages(self, mutant: Mutant) -> list[Stage]:
-        """The tests that reach the line, first the quick ones, then those that are named after the module."""
+        """The tests that reach the line, first the quick ones; of a line that none does in its own process, those
+        that are named after the module.
+        """
         path = Path(mutant.file)
         module = path.stem.strip("_") if path.stem != "__init__" else path.parent.name
         near = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(f"tests/**/test_*{module}*.py"))
@@ -260,12 +262,10 @@ class Python:
             if whole > _MOST_SECONDS:
                 break
             names.append(self.names[context])
-        stages = [_pytest(*names)] if names else []
-        if near:
-            stages.append(_pytest(*near))
-        if not reaching:  # as the package is imported, or in processes of the tests' own
-            stages.append(_pytest(*_EVERYWHERE))
-        return stages
+        if names:
+            return [_pytest(*names)]
+        # Reached as the package is imported, or in processes of the tests' own.
+        return [*([_pytest(*near)] if near else []), _pytest(*_EVERYWHERE)]
 
 
 class Worker:
