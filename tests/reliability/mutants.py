@@ -10,9 +10,9 @@ One that no test can notice, since it changes speed alone or nothing at all, is 
 mutants_equivalent.tsv. What has been tried is in the report (file, line before and after, stages, what
 noticed) and is not tried again.
 
-Not every test is run. Of a change of the package it is those that reach the line, the quick ones first and two
-minutes of them at most, by what measure_coverage.py has left in build/coverage; of a native one those that look at
-numbers and at the C interface. So a survivor may be one that the rest would have noticed.
+Not every test is run. Of a change of the package it is those that reach the line, the quick ones first and at
+most two minutes of them, by what measure_coverage.py has left in build/coverage; of a native one those about
+numbers and about the C interface. So a survivor may be one that the rest would have noticed.
 """
 
 from __future__ import annotations
@@ -243,9 +243,7 @@ class Python:
                 self.failing.append(self.names[context])
 
     def stages(self, mutant: Mutant) -> list[Stage]:
-        """The tests that reach the line, first the quick ones; of a line that none does in its own process, those
-        that are named after the module.
-        """
+        """The tests that reach the line, first the quick ones; or those that are named after the module."""
         path = Path(mutant.file)
         module = path.stem.strip("_") if path.stem != "__init__" else path.parent.name
         near = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(f"tests/**/test_*{module}*.py"))
