@@ -386,7 +386,9 @@ def test_a_row_says_how_fast_the_cpus_were_meanwhile() -> None:
     ceilings = Ceilings(lambda what, size, n: next(slower) if what == FMA_F32 else RATES[what], 2**28)
     result = suite.measure_row(case, memory.Memory(case), [], 1, ceilings, 1e-3)
     assert result.pace == pytest.approx(0.6)
-    assert result.disturbed
+    quiet = rows.replace(result, disturbance=suite.DISTURBED)
+    assert quiet.disturbed and not rows.replace(quiet, pace=suite.SLOWED).disturbed
+    assert rows.replace(quiet, pace=1.0, disturbance=2 * suite.DISTURBED).disturbed
     assert result.as_json()["fma_rate_of_ceiling"] == result.pace
     text = Report(machine.facts(), {}, [], 1.0, ceilings, [1], [result]).text()
     (row,) = [line for line in text.splitlines() if line.startswith("gemm")]

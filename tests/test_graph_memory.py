@@ -364,6 +364,37 @@ def test_bind_by_array_and_by_name() -> None:
     assert (g.tensors["w"] == 2).all()
 
 
+@pytest.mark.parametrize("starts", [(20, 0, 4), (0, 20, 10)])
+def test_bind_again_and_again(starts: tuple[int, ...]) -> None:
+    """Only what the graph uses now is its own, wherever that was before."""
+    memory = np.arange(30, dtype="f4")
+    x = memory[10:14]
+    with ip.Graph() as g:
+        y = ip.add(x, x)
+    for at in starts:
+        g.bind(x, memory[at : at + 4])
+        x = memory[at : at + 4]
+        g.run()
+        np.testing.assert_array_equal(y, 2 * x)
+        for near in (at - 2, at + 2):
+            if near >= 0:
+                with pytest.raises(ip.OperandError, match="on both sides"):
+                    g.bind(memory[near : near + 4], ones(4))
+
+
+def test_bind_lets_go_of_what_was_bound() -> None:
+    arrays = dict(enumerate(sorted((ones(4) for _ in range(5)), key=lambda one: one.ctypes.data)))
+    bound = arrays.pop(2)
+    with ip.Graph() as g:
+        y = ip.add(bound, bound)
+    for i in (3, 1, 4, 0):  # at higher and lower addresses
+        g.bind(bound, arrays[i])
+        was, bound = weakref.ref(bound), arrays.pop(i)
+        assert was() is None
+    g.run()
+    np.testing.assert_array_equal(y, [2, 2, 2, 2])
+
+
 def test_bind_moves_views_and_outputs() -> None:
     x, out = np.arange(12, dtype="f4").reshape(3, 4), np.zeros((4, 3), "f4")
     with ip.Graph() as g:
