@@ -167,12 +167,6 @@ def _of_python(file: str, text: str) -> Iterator[Mutant]:
 Stage = tuple[list[str], float]
 _NO_BUILDS = ("--ignore=tests/abi/test_c_program.py", "--ignore=tests/test_packaging.py")
 _MOST_SECONDS = 120  # of the tests that reach a line
-_EVERYWHERE = (
-    "tests",
-    "--ignore=tests/abi",
-    "--ignore=tests/reliability",
-    "--ignore=tests/test_packaging.py",
-)
 
 
 def _pytest(*arguments: str, seconds: float = 900) -> Stage:
@@ -189,10 +183,9 @@ class Native:
     )
     tests = (
         _pytest("tests/reliability/test_fuzz_abi.py"),
+        _pytest("tests/reliability/test_machine.py", "tests/test_threads.py"),
         _pytest("tests/reliability/test_hostile.py"),
-        _pytest(
-            "tests/abi", "tests/test_operators.py", "tests/test_threads.py", "tests/test_isa.py", *_NO_BUILDS
-        ),
+        _pytest("tests/abi", "tests/test_operators.py", "tests/test_isa.py", *_NO_BUILDS),
         _pytest(
             *(f"tests/reliability/test_{name}.py" for name in ("page_edges", "rounding", "special_values")),
             *(f"tests/reliability/test_{name}.py" for name in ("accuracy", "determinism", "environment")),
@@ -254,16 +247,15 @@ class Python:
             if line in contexts:
                 reaching = {context for context in contexts[line] if context in self.names}
                 break
+        # Else as the package is imported, or in processes of the tests' own: what has its name, and all quick ones.
+        first = [] if reaching else [_pytest(*near)] if near else []
         names, whole = [], 0.0
-        for context in sorted(reaching, key=lambda one: self.seconds[one]):
+        for context in sorted(reaching or self.names, key=lambda one: self.seconds[one]):
             whole += self.seconds[context]
             if whole > _MOST_SECONDS:
                 break
             names.append(self.names[context])
-        if names:
-            return [_pytest(*names)]
-        # Reached as the package is imported, or in processes of the tests' own.
-        return [*([_pytest(*near)] if near else []), _pytest(*_EVERYWHERE)]
+        return [*first, _pytest(*names)]
 
 
 class Worker:

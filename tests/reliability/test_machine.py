@@ -110,6 +110,7 @@ def test_quotas_of_processors(
         ({"OMP_NUM_THREADS": "1"}, "OMP_NUM_THREADS=1, {}"),
         ({"INFINIOP_NUM_THREADS": "1", "OMP_NUM_THREADS": "2"}, "INFINIOP_NUM_THREADS=1, {}"),
         ({"INFINIOP_NUM_THREADS": "5000"}, "{}, and INFINIOP_NUM_THREADS=1024 asks for more"),
+        ({"INFINIOP_NUM_THREADS": "10 or so"}, "{}, and INFINIOP_NUM_THREADS=10 asks for more"),
         ({"INFINIOP_NUM_THREADS": "-3"}, "{}"),
         ({"OMP_NUM_THREADS": "many"}, "{}"),
     ],
