@@ -247,7 +247,7 @@ class Python:
             if line in contexts:
                 reaching = {context for context in contexts[line] if context in self.names}
                 break
-        # Or as the package is imported, or in processes of the tests' own: what has its name, then what is quick.
+        # Or at import, or in processes of the tests' own: then what has its name, and what is quick.
         first = [] if reaching else [_pytest(*near)] if near else []
         names, whole = [], 0.0
         for context in sorted(reaching or self.names, key=lambda one: self.seconds[one]):
