@@ -121,6 +121,11 @@ def test_digits_gradients_are_those_of_the_loss() -> None:
 # ---- the demo notices what is wrong ----------------------------------------------------------------------
 
 
+def test_an_error_of_exactly_its_bound_is_the_last_that_is_right() -> None:
+    assert _demo.Check({"x": 1.0, "y": 0.5}, 0.0).ok
+    assert not _demo.Check({"x": 0.5, "y": np.nextafter(1.0, 2.0)}, 0.0).ok
+
+
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_right_results_are_inside_their_bounds(dtype: str) -> None:
     check = _demo.check_layer(*tiny_run(getattr(DType, dtype)))

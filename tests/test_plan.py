@@ -78,6 +78,8 @@ def test_other_operands_of_the_same_layouts() -> None:
     np.testing.assert_array_equal(c, before)
     plan.run(b=ip.from_numpy(2 * b))  # another kind of array
     np.testing.assert_array_equal(c, 2 * (a @ b))
+    plan.run(b=read_only(3 * b))  # inputs are not written
+    np.testing.assert_array_equal(c, 3 * (a @ b))
     plan.run()
     np.testing.assert_array_equal(c, a @ b)
 
