@@ -528,6 +528,18 @@ def test_a_row_counts_its_calls_and_not_what_comes_before() -> None:
     assert done == ["before", *["call"] * 4] * 3
 
 
+@pytest.mark.parametrize("before", [None, lambda: None])
+def test_the_time_is_that_of_one_call(
+    before: Callable[[], None] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Eight:
+        def __init__(self, statement: str, globals: dict[str, Any]) -> None:
+            self.timeit = lambda count: 8.0 * count
+
+    monkeypatch.setattr(overhead, "Timer", Eight)
+    assert overhead.Row("a row", "for i in range(4): pass", 4, before).timer({})(3) == 2.0
+
+
 # ---- programs, recorded and not ----------------------------------------------------------------------------
 
 

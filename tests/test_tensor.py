@@ -207,9 +207,8 @@ def test_from_blob() -> None:
 # ---- views -----------------------------------------------------------------------------------------------
 
 INDICES = [
-    0, -1, -3, (-3, -3, -3), slice(None), slice(1, None), slice(None, None, -1), slice(5, 1, -2), slice(2, 2), ...,
-    None, (),
-    (1, 2),
+    0, -1, -3, (-3, -3, -3), slice(None), slice(1, None), slice(None, None, -1), slice(5, 1, -2), slice(2, 2),
+    ..., None, (), (1, 2),
     (0, ..., -1), (..., 1), (slice(None), 1), (None, 0, None), (slice(None, None, 2), slice(3, None, -1), 2),
     (1, slice(None), slice(0, 0)), (..., slice(1, 3), None), (0, 0, 0), (-1, -1, -1), (np.int64(1),),
     slice(-9, 9, 3),
