@@ -533,7 +533,7 @@ def test_the_time_is_that_of_one_call(
     before: Callable[[], None] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Eight:
-        def __init__(self, statement: str, globals: dict[str, Any]) -> None:
+        def __init__(self, statement: str, globals: dict[str, object]) -> None:
             self.timeit = lambda count: 8.0 * count
 
     monkeypatch.setattr(overhead, "Timer", Eight)
