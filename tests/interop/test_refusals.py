@@ -125,6 +125,16 @@ def test_strides_of_records() -> None:
     assert not array.any()
 
 
+@pytest.mark.parametrize("shape", [(2, 2), (1, 2), (2, 1)])
+def test_tensors_on_records(shape: tuple[int, ...]) -> None:
+    record = [("a", "i1"), ("b", "f4")]
+    with pytest.raises(ip.StrideError, match=r"has strides of \(\d+, 5\) bytes, which are not multiples"):
+        ip.from_numpy(np.zeros(shape, record)["b"])
+    # What takes no step may have any.
+    assert ip.from_numpy(np.ones((0, *shape), record)["b"]).shape == (0, *shape)
+    assert ip.from_numpy(np.ones((1, 1), np.dtype([("b", "f4"), ("a", "i1", 3)]))["b"]).tolist() == [[1]]
+
+
 def test_subclasses_of_numpy_arrays() -> None:
     class Own(np.ndarray):  # type: ignore[type-arg]
         pass
