@@ -227,6 +227,7 @@ def test_traffic_counts_each_operand_once() -> None:
 
 def test_traffic_of_strides_is_whole_cache_lines() -> None:
     assert rows.strided("add", DType.F32, (10, 20)).traffic == 4 * (2 * 200 + 2 * 200)
+    assert rows.strided("add", DType.F32, (10, 20)).operands[1].strides == (40, 2)
     assert rows.Operand((10,), (100,)).traffic(8) == 10 * 64
     assert rows.Operand((10, 1), (1, 100)).traffic(8) == 10 * 8
 

@@ -136,5 +136,9 @@ def test_a_wrong_level_is_named() -> None:
     assert done.returncode == 0 and "INFINIOP_LOG='loud' is no log level" in done.stderr
 
 
-def test_silence_by_default() -> None:
-    assert children.run(CALL, INFINIOP_LOG=None, INFINICORE_LOG_LEVEL=None) == ""
+@pytest.mark.parametrize(
+    "program", [CALL, "from infiniop_py._log import logger; logger.warning('to nobody')"]
+)
+def test_silence_by_default(program: str) -> None:
+    """Nothing on standard error either, where logging itself shows warnings that nobody takes."""
+    assert children.run(program, INFINIOP_LOG=None, INFINICORE_LOG_LEVEL=None) == ""
