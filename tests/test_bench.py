@@ -14,7 +14,19 @@ from reference import assert_rms_norm, assert_same_bits
 
 import infiniop_py
 from infiniop_py import DType, __main__
-from infiniop_py._bench import command, graphs, machine, memory, ours, overhead, peers, rows, suite, timing
+from infiniop_py._bench import (
+    command,
+    graphs,
+    machine,
+    memory,
+    ours,
+    overhead,
+    peers,
+    report,
+    rows,
+    suite,
+    timing,
+)
 from infiniop_py._bench.ceilings import Ceilings
 from infiniop_py._bench.report import Progress, Report
 from infiniop_py._ceilings import COPY, FMA_F32, FMA_F64, READ, SMALLEST, Roof
@@ -201,14 +213,32 @@ def test_progress_is_a_bar_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    progress = Progress(2)
+    times = iter([100.0, 130.0, 200.0])
+    monkeypatch.setattr(report, "perf_counter", lambda: next(times))
+    progress = Progress(3)
+    progress.begin("the first row")
     progress.end("the first row's result")
     progress.begin("the second row")
+    progress.end("the second row's result")
+    progress.begin("the third row")
     progress.close()
-    shown = capsys.readouterr().err
-    assert "[" + 15 * "#" + 15 * "." + "]" in shown
-    assert shown.rstrip("\r\033[K").endswith("the second row")
-    assert "the first row's result" not in shown
+    _, first, second, third, last = capsys.readouterr().err.split("\r\033[K")
+    assert first == "[" + 30 * "." + "] the first row"
+    assert second == "[" + 10 * "#" + 20 * "." + "] 60 s left the second row"
+    assert third == "[" + 20 * "#" + 10 * "." + "] 50 s left the third row"
+    assert last == ""
+
+
+def test_progress_says_minutes_of_long_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    times = iter([0.0, 91.0])
+    monkeypatch.setattr(report, "perf_counter", lambda: next(times))
+    progress = Progress(4)
+    progress.end("")
+    progress.begin("more")
+    assert capsys.readouterr().err.endswith("] 5 min left more")
 
 
 # ---- arithmetic --------------------------------------------------------------------------------------------

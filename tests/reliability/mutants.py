@@ -245,8 +245,10 @@ class Python:
     def stages(self, mutant: Mutant) -> list[Stage]:
         """The tests that reach the line, first the quick ones; or those that are named after the module."""
         path = Path(mutant.file)
-        module = path.stem.strip("_") if path.stem != "__init__" else path.parent.name
-        near = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(f"tests/**/test_*{module}*.py"))
+        names = {part.strip("_") for part in (path.stem, path.parent.name)} - {"init", "py", "infiniop_py"}
+        near = sorted(
+            {str(one.relative_to(ROOT)) for part in names for one in ROOT.glob(f"tests/**/test_*{part}*.py")}
+        )
         number = (ROOT / mutant.file).read_text().count("\n", 0, mutant.start) + 1
         contexts = self.reached.contexts_by_lineno(str(ROOT / mutant.file))
         reaching: set[str] = set()
