@@ -209,6 +209,38 @@ def test_facts_are_not_empty() -> None:
     assert [machine.size_text(n) for n in (64, 2**20 * 3 // 2, 2**34)] == ["64 B", "1.5 MiB", "16 GiB"]
 
 
+def test_a_disturbed_row_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, flat = rows.gemm(DType.F32, (4, 8, 16)), Ceilings(lambda what, size, n: RATES[what], 2**28)
+    first = suite.measure_row(case, memory.Memory(case), [], 1, flat, 1e-3)
+    measured = [rows.replace(first, disturbance=share, pace=1.0) for share in (0.5, 0.2, 0.01, 0.0)]
+    monkeypatch.setattr(command, "measure_row", lambda *_: next(turns))
+    for retries, order, wanted in (
+        (0, measured, 0.5),
+        (1, measured, 0.2),
+        (2, measured, 0.01),
+        (9, measured, 0.01),
+        (1, measured[1::-1], 0.2),
+    ):
+        turns = iter(order)
+        run = command._Run([], [], [1], 1e-3, retries, [])
+        run.ceilings = flat
+        assert run._row(case, memory.Memory(case), 1).disturbance == wanted
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        (rows.gemm(DType.F16, (4, 8, 16)), "F16 matrices in a plain loop"),
+        (rows.gemm(DType.BF16, (4, 8, 16)), "BF16 matrices as F32 copies"),
+        (rows.in_place("add", DType.F16, (4, 8)), "F16 element by element"),
+        (rows.in_place("mul", DType.BF16, (4, 8)), "BF16 element by element"),
+    ],
+    ids=["gemm-f16", "gemm-bf16", "add-f16", "mul-bf16"],
+)
+def test_what_numpy_does_with_halves_is_said(case: rows.Case, says: str) -> None:
+    assert says in peers.NumPy().remark(case)
+
+
 def test_progress_is_a_bar_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

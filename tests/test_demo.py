@@ -121,6 +121,11 @@ def test_digits_gradients_are_those_of_the_loss() -> None:
 # ---- the demo notices what is wrong ----------------------------------------------------------------------
 
 
+def test_a_layer_s_operations_are_those_of_its_products() -> None:
+    case = _demo.Case(hidden=8, intermediate=32, tokens=5, dtype=DType.F32)
+    assert case.operations == 3 * (2 * 5 * 8 * 32)
+
+
 def test_an_error_of_exactly_its_bound_is_the_last_that_is_right() -> None:
     assert _demo.Check({"x": 1.0, "y": 0.5}, 0.0).ok
     assert not _demo.Check({"x": 0.5, "y": np.nextafter(1.0, 2.0)}, 0.0).ok

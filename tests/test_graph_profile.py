@@ -119,6 +119,29 @@ def test_rows_count_what_the_calls_do() -> None:
     assert all(row.spread is None for row in g.profile(1).rows)
 
 
+def test_bytes_are_those_of_each_element_once_or_twice() -> None:
+    c, a, b = ones(2, 5), ones(2, 3), ones(3, 5)
+    with ip.Graph(fuse="none") as g:
+        ip.gemm_(c, a, b)
+        ip.gemm_(c, a, b, 1.0, 1.0)  # reads what it writes
+        ip.add_(c, c, c)
+    assert [row.bytes for row in g.profile(1).rows] == [4 * (10 + 6 + 15), 4 * (20 + 6 + 15), 4 * 30]
+
+
+def test_the_time_of_a_call_is_the_median_of_its_runs() -> None:
+    x = ones(4)
+    with ip.Graph(fuse="none") as g:
+        ip.add_(x, x, x)
+        ip.mul_(x, x, x)
+    took = np.array([[1000, 5000], [3000, 4000], [2000, 9000]])
+    runs = _graph_profile.Runs(np.zeros((3, 2)), took, {ip.Device("cpu"): [100, 300, 500]}, None)
+    profile = _graph_profile.Profile.of(g._program.nodes, [0, 1], 2, runs)
+    assert [row.seconds for row in profile.rows] == pytest.approx([1.7e-6, 4.7e-6])
+    assert [row.share for row in profile.rows] == pytest.approx([1.7 / 6.4, 4.7 / 6.4])
+    assert [row.spread for row in profile.rows] == pytest.approx([0.5, 0.5])
+    assert "\n2 calls one by one: 6.40 us\n" in str(profile)
+
+
 def test_rates_and_percentages() -> None:
     row = _graph_profile.ProfileRow(0, "gemm", "", 2e-6, 0.1, 1.0, 6000, 3000, 50.0)
     assert row.unit == "GFLOP/s" and row.rate == pytest.approx(3)

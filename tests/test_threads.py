@@ -291,6 +291,12 @@ PROGRAMS = {
         assert ip.get_num_threads() == 4
         ip.set_num_threads(6)  # the limit left nothing behind
         assert ip.get_num_threads() == 6
+        outer = limits(5)
+        inner = limits(3)
+        inner.restore_original_limits()
+        assert ip.get_num_threads() == 5
+        outer.restore_original_limits()
+        assert ip.get_num_threads() == 6
         limits(2)  # for good
         assert ip.get_num_threads() == 2
         try:
