@@ -3,12 +3,12 @@
     python tests/reliability/mutants.py native [--sample 200] [--seed 1] [--jobs 2] [--report FILE]
     python tests/reliability/mutants.py python ...
 
-Needs what the tests need, and works in copies of the committed tree. The sample is drawn over all places that
-can be changed, so that a seed names it. A change that does not compile is not counted, nor one of which the
-compiler makes the same program, as it does of code for processors that this one is not; another one is drawn.
-One that no test can notice, since it changes speed alone or nothing at all, is named with the reason in
-mutants_equivalent.tsv. What has been tried is in the report (file, line before and after, stages, what
-noticed) and is not tried again. .ci/mutants has what was tried last, with seed 7.
+Needs what the tests need and coverage.py, and works in copies of the committed tree. The sample is drawn over
+all places that can be changed, so that a seed names it. A change that does not compile is not counted, nor one
+of which the compiler makes the same program, as it does of code for processors that this one is not; another
+one is drawn. One that no test can notice, since it changes speed alone or nothing at all, is named with the
+reason in mutants_equivalent.tsv. What has been tried is in the report (file, line before and after, stages,
+what noticed) and is not tried again. .ci/mutants has what was tried last, with seed 7.
 
 Not every test is run. Of a change of the package it is those that reach the line, the quick ones first and at
 most two minutes of them, by what measure_coverage.py has left in build/coverage; of a native one those about
@@ -245,9 +245,9 @@ class Python:
     def stages(self, mutant: Mutant) -> list[Stage]:
         """The tests that reach the line, first the quick ones; or those that are named after the module."""
         path = Path(mutant.file)
-        names = {part.strip("_") for part in (path.stem, path.parent.name)} - {"init", "py", "infiniop_py"}
+        parts = {part.strip("_") for part in (path.stem, path.parent.name)} - {"init", "infiniop_py"}
         near = sorted(
-            {str(one.relative_to(ROOT)) for part in names for one in ROOT.glob(f"tests/**/test_*{part}*.py")}
+            {str(one.relative_to(ROOT)) for part in parts for one in ROOT.glob(f"tests/**/test_*{part}*.py")}
         )
         number = (ROOT / mutant.file).read_text().count("\n", 0, mutant.start) + 1
         contexts = self.reached.contexts_by_lineno(str(ROOT / mutant.file))
