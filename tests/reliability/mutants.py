@@ -4,8 +4,8 @@
     python tests/reliability/mutants.py python ...
 
 Needs what the tests need and coverage.py, and works in copies of the committed tree. The sample is drawn over
-all places that can be changed, so that a seed names it. A change that does not compile is not counted, nor one
-of which the compiler makes the same program, as it does of code for processors that this one is not; another
+all places that can be changed, so that a seed names it. A change that does not compile is not counted, nor
+one of which the compiler makes the same program, as of code for processors that this one is not; another
 one is drawn. One that no test can notice, since it changes speed alone or nothing at all, is named with the
 reason in mutants_equivalent.tsv. What has been tried is in the report (file, line before and after, stages,
 what noticed) and is not tried again. .ci/mutants has what was tried last, with seed 7.
