@@ -50,3 +50,11 @@ def build_plugin(include: Path, target: Path, *defines: str) -> Path:
         ]
     )
     return target
+
+
+def shared_library(source: Path, folder: Path) -> str:
+    """Compiles a C source that tests load or preload; the path of the library."""
+    target = folder / f"{source.stem}.so"
+    flags = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
+    run([compiler(), *flags, source, "-o", target, "-ldl", "-lpthread"])
+    return str(target)

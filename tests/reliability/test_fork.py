@@ -235,13 +235,6 @@ def test_while_other_threads_do_everything(record_property: Callable[..., None])
     record_property("cases", round(8 * SCALE))
 
 
-def a_library(folder: Path, source: Path, *flags: str) -> str:
-    target = folder / f"{source.stem}.so"
-    command = [_compiler.compiler(), "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    _compiler.run([*command, *flags, source, "-o", target, "-ldl", "-lpthread"])
-    return str(target)
-
-
 def during_the_first_calls() -> None:
     """In a process in which nothing has called the libraries yet."""
     thread = Caught(lambda: all_operators_once(seed=0, size=1))
@@ -257,7 +250,7 @@ def during_the_first_calls() -> None:
 @heap.unsanitized("no other library may be preloaded")
 def test_during_the_first_calls(tmp_path: Path, record_property: Callable[..., None]) -> None:
     """What is found out once, such as the number of CPUs, is found out whole."""
-    slow = a_library(tmp_path, Path(__file__).with_name("files.c"))
+    slow = _compiler.shared_library(Path(__file__).with_name("files.c"), tmp_path)
     forks = int(in_a_process(during_the_first_calls, LD_PRELOAD=slow))
     assert forks > 0
     record_property("cases", forks)
@@ -280,7 +273,7 @@ def while_a_plugin_is_loaded() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="preloads a library")
 @heap.unsanitized("no other library may be preloaded")
 def test_while_a_plugin_is_loaded(tmp_path: Path, record_property: Callable[..., None]) -> None:
-    slow = a_library(tmp_path, Path(__file__).with_name("files.c"))
+    slow = _compiler.shared_library(Path(__file__).with_name("files.c"), tmp_path)
     plugin = str(children.build_fake_backend(tmp_path))
     forks = int(in_a_process(while_a_plugin_is_loaded, LD_PRELOAD=slow, PLUGIN=plugin))
     assert forks > 0

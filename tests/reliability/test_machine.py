@@ -27,11 +27,7 @@ CPUS = len(os.sched_getaffinity(0))
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> str:
-    target = tmp_path_factory.mktemp("files") / "files.so"
-    flags = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
-    source = Path(__file__).with_name("files.c")
-    _compiler.run([_compiler.compiler(), *flags, source, "-o", target, "-ldl"])
-    return str(target)
+    return _compiler.shared_library(Path(__file__).with_name("files.c"), tmp_path_factory.mktemp("files"))
 
 
 def found() -> None:
