@@ -66,16 +66,8 @@ def clang() -> str:
 
 
 def build(folder: Path) -> Path:
-    configure = [
-        "cmake",
-        "-S",
-        ROOT / "native",
-        "-B",
-        folder,
-        "-DINFINIOP_FUZZ=ON",
-        "-DCMAKE_BUILD_TYPE=None",
-    ]
-    configure.append(f"-DINFINIOP_FUZZ_PLAIN={'ON' if folder == PLAIN else 'OFF'}")
+    options = ("-DINFINIOP_FUZZ=ON", f"-DINFINIOP_FUZZ_PLAIN={'ON' if folder == PLAIN else 'OFF'}")
+    configure = ["cmake", "-S", ROOT / "native", "-B", folder, "-DCMAKE_BUILD_TYPE=None", *options]
     make = ["cmake", "--build", folder, "--target", "fuzz_abi", "--parallel", str(os.cpu_count())]
     subprocess.run(configure, check=True, env={**os.environ, "CXX": clang()}, stdout=subprocess.DEVNULL)
     subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
