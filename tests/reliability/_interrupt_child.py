@@ -9,7 +9,8 @@ device is the one from before; but for the first instruction of an ``__exit__``,
 guard. Prints the number of exceptions.
 
 Instructions are counted by where they stand in the code: those passed several times are hit the first and the
-last time. Of all every `stride`-th is hit. "signals" are real ones, at random times, in all works.
+last time. Of all every `stride`-th is hit. A graph looks at its memory in the order of addresses, so that a
+few of those passed in one run are not in the next. "signals" are real ones, at random times, in all works.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import os
 import random
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -65,12 +67,15 @@ def is_end_of_except(frame: FrameType) -> bool:
     return frame.f_lineno is None or frame.f_lasti in ends_of_except(frame.f_code)
 
 
-class Instructions:
-    """Those of the package that pass; raises at one of them."""
+Place = tuple[CodeType, int]  # and where in it
 
-    def __init__(self, stop: int | None = None) -> None:
-        self.stop = stop
-        self.passed: list[tuple[CodeType, int]] = []
+
+class Instructions:
+    """How often those of the package pass; raises at one of them, after it has passed `times` times."""
+
+    def __init__(self, stop: Place | None = None, times: int = 0) -> None:
+        self.stop, self.times = stop, times
+        self.passed: Counter[Place] = Counter()
         self.hit: tuple[str, bool] = ("", False)  # where, and does Python look for signals there?
         self._looks: dict[FrameType, bool] = {}  # before the next instruction?
 
@@ -82,12 +87,12 @@ class Instructions:
                 return None
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
         elif event == "opcode" and not is_end_of_except(frame):
-            code, at = frame.f_code, frame.f_lasti
-            if self.stop == len(self.passed):
+            place = code, at = frame.f_code, frame.f_lasti
+            if self.stop == place and self.passed[place] == self.times:
                 where = f"{code.co_filename}:{frame.f_lineno}, {code.co_name}"
                 self.hit = where, self._looks.get(frame, False)
                 raise Interrupt
-            self.passed.append((code, at))
+            self.passed[place] += 1
             self._looks[frame] = at in looks_after(code)
         elif event == "return":
             self._looks.pop(frame, None)
@@ -219,14 +224,12 @@ class State:
         }
 
 
-def places(work: Callable[[], None], state: State) -> list[int]:
-    """The numbers of the instructions to be hit."""
+def to_be_hit(work: Callable[[], None], state: State) -> list[tuple[Place, int]]:
+    """Instructions, and how often each has passed before."""
     counting = Instructions()
     state.clear()
     counting.of(work)
-    first = {where: n for n, where in reversed([*enumerate(counting.passed)])}
-    last = {where: n for n, where in enumerate(counting.passed)}
-    return sorted({*first.values(), *last.values()})
+    return [(place, times) for place, n in counting.passed.items() for times in sorted({0, n - 1})]
 
 
 def by_signals(n: int) -> None:
@@ -259,20 +262,22 @@ def main(name: str, stride: int) -> None:
     state = State()
     work()
     state.before = state.now()
-    hit = places(work, state)[::stride]
-    for n in hit:
+    tried = to_be_hit(work, state)[::stride]
+    missed = 0
+    for place, times in tried:
         state.clear()
-        instructions = Instructions(n)
+        instructions = Instructions(place, times)
         with suppress(Interrupt):
             instructions.of(work)
         where, looks = instructions.hit
-        assert where, f"instruction {n} was not reached"
+        missed += not where
         if not looks:
             state.restore()
         state.need_same(f"after an exception in {where}")
         work()
         state.need_same(f"after an exception in {where}, and done again")
-    print(len(hit))
+    assert missed < 0.05 * len(tried), f"{missed} of {len(tried)} instructions were not reached"
+    print(len(tried) - missed)
 
 
 if __name__ == "__main__":
