@@ -41,14 +41,22 @@ class Run(NamedTuple):
 
 
 def attempt(command: list[object], cwd: Path, **variables: str) -> Run:
-    """Run a program in an environment that knows of no other installation, index or compiler setting."""
+    """Run a program in an environment that knows of no other installation, index or compiler setting.
+
+    But for a launcher: a compiler cache, which must not see that `cwd` is another folder, has what is built
+    here from the builds before.
+    """
     env = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PIP_", "PYTHON", "INFINIOP_", "CMAKE_", "SKBUILD_"))
-        and name != "VIRTUAL_ENV"
+        if name.endswith("_COMPILER_LAUNCHER")
+        or (
+            not name.startswith(("PIP_", "PYTHON", "INFINIOP_", "CMAKE_", "SKBUILD_"))
+            and name != "VIRTUAL_ENV"
+        )
     }
     env |= {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    env["CCACHE_BASEDIR"] = str(cwd)
     # cmake and ninja may lie beside the tests' Python only
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
     env |= variables
