@@ -111,6 +111,7 @@ def test_an_interrupt_at_any_place(call: str, record_property: Callable[[str, ob
 
 def ctrl_c(call: str) -> None:
     """SIGINT comes while the native call runs, and KeyboardInterrupt when it is over."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell has started with &
     n = 1500
     a, c = np.ones((n, n)), np.full((n, n), 7.0)
     ip.set_num_threads(1)
@@ -168,6 +169,9 @@ def dispositions() -> None:
         with open("/proc/self/status") as status:
             return [line for line in status if line.startswith(("SigCgt", "SigIgn", "SigBlk"))]
 
+    thread = threading.Thread(target=int)  # the C library's own signal is caught from the first thread on
+    thread.start()
+    thread.join()
     before = caught()
     ip.set_num_threads(3)
     all_operators_once(seed=0, size=5)
