@@ -47,5 +47,5 @@ build=build/native-$variant
 cmake -S native -B "$build" -DCMAKE_BUILD_TYPE=$build_type -DINFINIOP_FLAT_INSTALL=ON -DINFINIOP_SANITIZE="$sanitize" \
     -DINFINIOP_CUDA=$cuda -DINFINIOP_TESTS=$tests -DPython_EXECUTABLE="$(command -v "${PYTHON:-python3}")" "${options[@]}"
 cmake --build "$build" --parallel "$jobs" $targets
-if [ $tests = ON ]; then ctest --test-dir "$build" --output-on-failure; fi
+if [ $tests = ON ]; then ctest --test-dir "$build" --output-on-failure --parallel "$jobs"; fi
 if [ -z "$targets" ]; then cmake --install "$build" --prefix "$prefix"; fi
