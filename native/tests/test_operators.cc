@@ -38,13 +38,24 @@ struct HalfFormat {
 constexpr HalfFormat kF16{5, 10}, kBF16{8, 7};
 
 /** The value of a pattern; one with the largest exponent is taken for the next power of two, for rounding up to it. */
-double value_of(HalfFormat format, uint32_t bits) {
+double defined_value(HalfFormat format, uint32_t bits) {
     const int fraction = static_cast<int>(bits & ((1u << format.fraction_bits) - 1));
     const int exponent = static_cast<int>(bits >> format.fraction_bits & ((1u << format.exponent_bits) - 1));
     const int bias = (1 << (format.exponent_bits - 1)) - 1, one = 1 << format.fraction_bits;
     const double magnitude = exponent == 0 ? std::ldexp(fraction, 1 - bias - format.fraction_bits)
                                            : std::ldexp(one + fraction, exponent - bias - format.fraction_bits);
     return bits & 0x8000u ? -magnitude : magnitude;
+}
+
+std::vector<double> defined_values(HalfFormat format) {
+    std::vector<double> values(65536);
+    for (uint32_t bits = 0; bits < values.size(); ++bits) values[bits] = defined_value(format, bits);
+    return values;
+}
+
+double value_of(HalfFormat format, uint32_t bits) {
+    static const std::vector<double> f16 = defined_values(kF16), bf16 = defined_values(kBF16);
+    return (format.fraction_bits == kF16.fraction_bits ? f16 : bf16)[bits];
 }
 
 /** The pattern nearest to a finite value, ties to even: a search, because magnitudes grow with their patterns. */
@@ -81,6 +92,10 @@ double read_as(const unsigned char *p) {
     std::memcpy(&x, p, sizeof x);
     return static_cast<double>(x);
 }
+void write_half(unsigned char *p, HalfFormat format, double value) {
+    const uint16_t bits = nearest(format, value);
+    std::memcpy(p, &bits, sizeof bits);
+}
 template <class T, class Wide = double> // integers wrap around by way of a wider type
 void write_as(unsigned char *p, double value) {
     const T x = static_cast<T>(static_cast<Wide>(value));
@@ -102,10 +117,9 @@ double read(infiniDtype_t dtype, const unsigned char *p) {
 }
 
 void write(infiniDtype_t dtype, unsigned char *p, double value) {
-    const uint16_t half = nearest(dtype == INFINI_DTYPE_F16 ? kF16 : kBF16, value);
     switch (dtype) {
-    case INFINI_DTYPE_F16:
-    case INFINI_DTYPE_BF16: std::memcpy(p, &half, sizeof half); break;
+    case INFINI_DTYPE_F16: write_half(p, kF16, value); break;
+    case INFINI_DTYPE_BF16: write_half(p, kBF16, value); break;
     case INFINI_DTYPE_F32: write_as<float>(p, value); break;
     case INFINI_DTYPE_F64: write_as<double>(p, value); break;
     case INFINI_DTYPE_I8: write_as<int8_t, int64_t>(p, value); break;
