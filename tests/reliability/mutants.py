@@ -3,12 +3,13 @@
     python tests/reliability/mutants.py native [--sample 200] [--seed 1] [--jobs 2] [--report FILE]
     python tests/reliability/mutants.py python ...
 
-Needs what the tests need and coverage.py, and works in copies of the committed tree. The sample is drawn over
-all places that can be changed, so that a seed names it. A change that does not compile is not counted, nor
-one of which the compiler makes the same program, as of code for processors that this one is not; another
-one is drawn. One that no test can notice, since it changes speed alone or nothing at all, is named with the
-reason in mutants_equivalent.tsv. What has been tried is in the report (file, line before and after, stages,
-what noticed) and is not tried again. .ci/mutants has what was tried last, with seed 7.
+Needs what the tests need and coverage.py, and works in copies of the committed tree. The sample is drawn
+over all places that can be changed, so that a seed names it. A change that does not compile is not counted,
+nor one of which the compiler makes the same program, as of code for processors that this one is not;
+another one is drawn. One that no test can notice, since it changes speed alone or nothing at all, is named
+with the reason in mutants_equivalent.tsv, and not tried. What has been tried is in the report (file, line
+before and after, stages, what noticed) and is not tried again. .ci/mutants has what was tried last, with
+seed 7.
 
 Not every test is run. Of a change of the package it is those that reach the line, the quick ones first and at
 most two minutes of them, by what measure_coverage.py has left in build/coverage; of a native one those about
@@ -172,6 +173,10 @@ def _pytest(*arguments: str, seconds: float = 900) -> Stage:
     return [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments], seconds
 
 
+#: On the best instruction set, in a loop.
+_TABLE = "import test_isa; test_isa.check('table')"
+
+
 class Native:
     sources = ("native/src/**/*.cc", "native/src/**/*.h", "native/src/**/*.inl")
     mutants = staticmethod(_of_cpp)
@@ -184,6 +189,7 @@ class Native:
         _pytest("tests/reliability/test_fuzz_abi.py"),
         _pytest("tests/reliability/test_machine.py", "tests/test_threads.py"),
         _pytest("tests/reliability/test_hostile.py"),
+        ([sys.executable, "-c", "import sys; sys.path.append('tests'); " + _TABLE], 300),
         _pytest(
             "tests/abi",
             "tests/test_operators.py",
@@ -388,8 +394,8 @@ def main() -> int:
                         return
                     number, before, after = mutant.line(texts[mutant.file])
                     change = (mutant.file, before, after)
-                    if change in done:
-                        found[mutant] = done[change]
+                    if change in done or change in known:
+                        found[mutant] = done.get(change, "")
                         continue
                     found[mutant] = "..."
                 noticed = worker.attempt(mutant, options.stages)
