@@ -50,24 +50,31 @@ bool all(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
 #endif
 
 struct Isa {
-    const KernelTable *table;
-    bool (*available)();
+    const char *name;
+    const KernelTable *table = nullptr; // null where the build has not got it
+    bool (*available)() = nullptr;
 };
 
 bool always() { return true; }
 
-/** Of the build, best first; the portable kernels run everywhere and end the list. */
+/** Best first; the portable kernels run everywhere and end the list. */
 constexpr Isa kIsas[] = {
+    {"avx512_bf16",
 #if defined(INFINI_WITH_AVX512_BF16)
-    {&kKernelsAvx512Bf16, cpu_has_avx512_bf16},
+     &kKernelsAvx512Bf16, cpu_has_avx512_bf16
 #endif
+    },
+    {"avx512",
 #if defined(INFINI_WITH_AVX512)
-    {&kKernelsAvx512, cpu_has_avx512},
+     &kKernelsAvx512, cpu_has_avx512
 #endif
+    },
+    {"avx2",
 #if defined(INFINI_WITH_AVX2)
-    {&kKernelsAvx2, cpu_has_avx2},
+     &kKernelsAvx2, cpu_has_avx2
 #endif
-    {&kKernelsPortable, always},
+    },
+    {"portable", &kKernelsPortable, always},
 };
 
 struct Choice {
@@ -82,10 +89,10 @@ Choice choose() {
     const KernelTable *best = nullptr;
     bool reached = !capped, known = false;
     for (const Isa &isa : kIsas) {
-        const bool named = capped && strcasecmp(most, isa.table->name) == 0;
+        const bool named = capped && strcasecmp(most, isa.name) == 0;
         known = known || named;
         reached = reached || named;
-        if (!isa.available()) continue;
+        if (isa.table == nullptr || !isa.available()) continue;
         if (best == nullptr) best = isa.table;
         if (reached && choice.table == nullptr) choice.table = isa.table;
     }
