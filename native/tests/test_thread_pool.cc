@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
@@ -51,6 +52,22 @@ void test_loops() {
             CHECK(loop_is_right(tasks, threads));
             CHECK(loop_is_right(tasks, 3)); // fewer slots than threads
         }
+}
+
+/** Others take part: of two tasks that are given time for it, both run at once. */
+void test_helpers() {
+    using Clock = std::chrono::steady_clock;
+    set_num_threads(2);
+    std::atomic<bool> met{false};
+    for (const auto end = Clock::now() + std::chrono::seconds(20); !met && Clock::now() < end;) {
+        std::atomic<int> started{0};
+        parallel_for(2, 2, [&](int64_t, int) {
+            if (started.fetch_add(1) != 0) return;
+            for (const auto patience = Clock::now() + std::chrono::milliseconds(20); Clock::now() < patience;)
+                if (started == 2) met = true;
+        });
+    }
+    CHECK(met);
 }
 
 void test_limits() {
@@ -143,6 +160,7 @@ void test_affinity() {
 
 int main() {
     test_loops();
+    test_helpers();
     test_limits();
     test_callers();
     test_nesting();
