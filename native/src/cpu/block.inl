@@ -18,6 +18,14 @@ INFINI_INLINE VI<T> operator*(VI<T> a, VI<T> b) {
     return {a.v * b.v};
 }
 
+/* Vectors as they are, not structures of them: GCC copies those in pieces of 16 bytes, by way of the stack. */
+
+template <class V>
+INFINI_INLINE V load_bytes(const void *p) {
+    V x;
+    __builtin_memcpy(&x, p, sizeof x);
+    return x;
+}
 /** Writes a vector's bytes; with Stream past the caches, to an address that is a multiple of its size. */
 template <bool Stream, class V>
 INFINI_INLINE void put(void *p, V x) {
@@ -71,7 +79,8 @@ template <class T>
 constexpr bool kReadBack = false;
 template <class T>
 struct Packed {
-    typename PartOf<T>::type v[1];
+    using Vector = decltype(PartOf<T>::type::v);
+    Vector v[1];
 };
 
 template <class T>
@@ -89,18 +98,25 @@ struct Block {
 
 template <class T>
 INFINI_INLINE Packed<T> pack(const Block<T> &x) {
-    return {{x.part[0]}};
+    return {{x.part[0].v}};
 }
 template <class T>
 INFINI_INLINE Block<T> unpack(const Packed<T> &x) {
-    return {{x.v[0]}};
+    return {{{x.v[0]}}};
 }
 
 template <class T>
-INFINI_INLINE Block<T> load_block(const T *p) {
+INFINI_INLINE Packed<T> load_packed(const T *p) {
     Packed<T> x;
-    __builtin_memcpy(&x, p, sizeof x);
-    return unpack(x);
+    constexpr int kVectors = sizeof x.v / sizeof x.v[0];
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i)
+        x.v[i] = load_bytes<typename Packed<T>::Vector>(p + i * (Block<T>::N / kVectors));
+    return x;
+}
+template <class T>
+INFINI_INLINE Block<T> load_block(const T *p) {
+    return unpack(load_packed(p));
 }
 template <class T>
 INFINI_INLINE Block<T> add_blocks(Block<T> a, const Block<T> &b) {

@@ -28,7 +28,8 @@ constexpr bool kReadBack<f16> = true;
 
 template <>
 struct Packed<f16> {
-    __m128i v[4];
+    using Vector = __m128i;
+    Vector v[4];
 };
 INFINI_INLINE Block<f16> unpack(const Packed<f16> &x) {
     Block<f16> block;
@@ -75,7 +76,8 @@ constexpr int kParts<bf16> = 2;
 #if defined(__AVX512F__)
 template <>
 struct Packed<bf16> {
-    __m512i v[1];
+    using Vector = __m512i;
+    Vector v[1];
 };
 INFINI_INLINE Block<bf16> unpack(const Packed<bf16> &x) {
     return {{{_mm512_castsi512_ps(_mm512_slli_epi32(x.v[0], 16))},
@@ -128,7 +130,8 @@ INFINI_INLINE void deal(VF (&x)[2]) {
 #else
 template <>
 struct Packed<bf16> {
-    __m256i v[1];
+    using Vector = __m256i;
+    Vector v[1];
 };
 INFINI_INLINE Block<bf16> unpack(const Packed<bf16> &x) {
     return {{{_mm256_castsi256_ps(_mm256_slli_epi32(x.v[0], 16))},

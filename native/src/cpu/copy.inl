@@ -22,13 +22,6 @@ void copy_row(void *dst_, int64_t stride_dst, const void *src_, int64_t stride_s
 constexpr int64_t kLine = 64; // bytes of a cache line
 
 #if defined(__SSE2__)
-template <class V>
-INFINI_INLINE V load_bytes(const void *p) {
-    V x;
-    __builtin_memcpy(&x, p, sizeof x);
-    return x;
-}
-
 /* interleave_*: the elements of two vectors in turns, of the lower or the upper half of each 128-bit lane. */
 #define INFINI_INTERLEAVE(V, PREFIX)                                                       \
     template <int kSize>                                                                   \

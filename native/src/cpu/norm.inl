@@ -124,8 +124,7 @@ void norm_row_stream(void *y_, void *r_, const void *a_, const void *b_, const v
     int64_t i = unaligned_head(r, n);
     __builtin_memcpy(r, row, static_cast<size_t>(i) * sizeof(T));
     for (; i + N <= n; i += N) {
-        Packed<T> x;
-        __builtin_memcpy(&x, row + i, sizeof x);
+        const Packed<T> x = load_packed(row + i);
         fetch_block(a + n + i);
         put<true>(r + i, x);
     }
