@@ -66,6 +66,12 @@ INFINI_INLINE void binary_unit(T *c, const A a, const B b, int64_t n) {
     if (tail > 0) put<false>(c + n - N, last);
 }
 
+/** Rows of it, each operand's a step apart. */
+template <class Op, class T, bool Stream, class A, class B>
+INFINI_CALLED void binary_units(Stepped<T> c, Stepped<const T> a, Stepped<const T> b, int64_t rows, int64_t n) {
+    for (int64_t i = 0; i < rows; ++i) binary_unit<Op, T, Stream>(c[i], A(a[i]), B(b[i]), n);
+}
+
 template <int kSize>
 struct BitsOf;
 template <>
@@ -84,40 +90,62 @@ template <>
 struct BitsOf<8> {
     typedef uint64_t type __attribute__((may_alias));
 };
-template <int64_t Stride, class T>
-INFINI_INLINE void gather_by(T *to, const T *from, int64_t n) {
-    using Bits = typename BitsOf<sizeof(T)>::type; // the compiler has no vectors of structures
-    Bits *const bits = reinterpret_cast<Bits *>(to);
-    const Bits *const source = reinterpret_cast<const Bits *>(from);
+template <int64_t Stride, int kSize>
+INFINI_INLINE void gather_by(void *to, const void *from, int64_t n) {
+    using Bits = typename BitsOf<kSize>::type; // the compiler has no vectors of structures
+    Bits *const bits = static_cast<Bits *>(to);
+    const Bits *const source = static_cast<const Bits *>(from);
     INFINI_NO_DEPENDENCIES
     for (int64_t i = 0; i < n; ++i) bits[i] = source[i * Stride];
 }
-/** The compiler has shuffles for strides it knows. */
-template <class T>
-INFINI_INLINE void gather(T *to, const T *from, int64_t stride, int64_t n) {
-    if (stride == 2) return gather_by<2>(to, from, n);
-    if (stride == -1) return gather_by<-1>(to, from, n);
-    for (int64_t i = 0; i < n; ++i) to[i] = from[i * stride];
+/** Copies elements of kSize bytes, whatever they are, to or from strided rows. */
+template <int kSize>
+INFINI_CALLED void copy_strided(TileOperand to, TileOperand from, int64_t rows, int64_t n) {
+    using Bits = typename BitsOf<kSize>::type;
+    Bits *dst = static_cast<Bits *>(to.p);
+    const Bits *src = static_cast<const Bits *>(from.p);
+    for (; rows > 0; --rows, dst += to.row, src += from.row) {
+        // The compiler has shuffles for strides it knows.
+        if (to.col == 1 && from.col == 2) {
+            gather_by<2, kSize>(dst, src, n);
+        } else if (to.col == 1 && from.col == -1) {
+            gather_by<-1, kSize>(dst, src, n);
+        } else {
+#pragma GCC unroll 4
+            for (int64_t i = 0; i < n; ++i) dst[i * to.col] = src[i * from.col];
+        }
+    }
 }
 
-/** Any strides. Strided operands pass through small buffers, so that the arithmetic is always done in vectors. */
+/** Any strides. Strided operands pass through small buffers, so that the arithmetic is always done in vectors: parts of a row,
+ *  or as many rows as there is room for. */
 template <class Op, class T, bool Stream>
-INFINI_INLINE void binary_strided(T *c, int64_t stride_c, const T *a, int64_t stride_a, const T *b, int64_t stride_b,
-                                  int64_t n) {
+void binary_strided(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t n) {
     using Vector = Source<T, false>;
-    constexpr int64_t kChunk = 256;
-    alignas(64) T buffer_a[kChunk], buffer_b[kChunk], buffer_c[kChunk];
-    int64_t count = stride_c == 1 ? unaligned_head(c, n) : 0; // so that what follows is aligned
-    if (count == 0) count = n < kChunk ? n : kChunk;
-    for (int64_t i = 0; i < n; i += count, count = n - i < kChunk ? n - i : kChunk) {
-        if (stride_a != 1) gather(buffer_a, a + i * stride_a, stride_a, count);
-        if (stride_b != 1) gather(buffer_b, b + i * stride_b, stride_b, count);
-        const Vector from_a(stride_a == 1 ? a + i : buffer_a), from_b(stride_b == 1 ? b + i : buffer_b);
-        if (stride_c == 1) {
-            binary_unit<Op, T, Stream>(c + i, from_a, from_b, count);
-        } else {
-            binary_unit<Op, T, false>(buffer_c, from_a, from_b, count);
-            for (int64_t j = 0; j < count; ++j) c[(i + j) * stride_c] = buffer_c[j];
+    constexpr int64_t kRoom = sizeof(T) < 4 ? 1024 / sizeof(T) : 256;
+    alignas(64) T buffer_a[kRoom], buffer_b[kRoom], buffer_c[kRoom];
+    const auto part = [](const TileOperand &x, int64_t i, int64_t j) {
+        return TileOperand{static_cast<T *>(x.p) + i * x.row + j * x.col, x.row, x.col};
+    };
+    const auto stepped = [](const TileOperand &x) { return Stepped<T>{static_cast<T *>(x.p), x.row}; };
+    const int64_t most = n > 0 && n < kRoom / 2 ? kRoom / n : 1;
+    for (int64_t i = 0, n_rows; i < rows; i += n_rows) {
+        n_rows = rows - i < most ? rows - i : most;
+        for (int64_t j = 0, count; j < n; j += count) {
+            count = n - j < kRoom ? n - j : kRoom;
+            if (j == 0 && count < n && c.col == 1) // so that the other parts start at whole blocks
+                count -= (Block<T>::N - unaligned_head(static_cast<T *>(c.p) + i * c.row, n)) % Block<T>::N;
+            const TileOperand to = part(c, i, j), from_a = part(a, i, j), from_b = part(b, i, j);
+            const TileOperand in_a{buffer_a, count, 1}, in_b{buffer_b, count, 1}, in_c{buffer_c, count, 1};
+            if (a.col != 1) copy_strided<sizeof(T)>(in_a, from_a, n_rows, count);
+            if (b.col != 1) copy_strided<sizeof(T)>(in_b, from_b, n_rows, count);
+            const auto x = stepped(a.col == 1 ? from_a : in_a), y = stepped(b.col == 1 ? from_b : in_b);
+            if (c.col == 1) {
+                binary_units<Op, T, Stream, Vector, Vector>(stepped(to), {x.p, x.step}, {y.p, y.step}, n_rows, count);
+            } else {
+                binary_units<Op, T, false, Vector, Vector>(stepped(in_c), {x.p, x.step}, {y.p, y.step}, n_rows, count);
+                copy_strided<sizeof(T)>(to, in_c, n_rows, count);
+            }
         }
     }
 }
@@ -126,19 +154,16 @@ template <class Op, class T, bool Stream>
 void binary_rows(TileOperand c_, TileOperand a_, TileOperand b_, int64_t rows, int64_t n) {
     using Vector = Source<T, false>;
     using Element = Source<T, true>;
-    T *c = static_cast<T *>(c_.p);
-    const T *a = static_cast<const T *>(a_.p), *b = static_cast<const T *>(b_.p);
-    const auto each_row = [&](auto &&row) INFINI_INLINE_LAMBDA {
-        for (; rows > 0; --rows, c += c_.row, a += a_.row, b += b_.row) row();
-    };
+    const Stepped<T> c{static_cast<T *>(c_.p), c_.row};
+    const Stepped<const T> a{static_cast<const T *>(a_.p), a_.row}, b{static_cast<const T *>(b_.p), b_.row};
     if (c_.col == 1 && a_.col == 1 && b_.col == 1)
-        each_row([&]() INFINI_INLINE_LAMBDA { binary_unit<Op, T, Stream>(c, Vector(a), Vector(b), n); });
+        binary_units<Op, T, Stream, Vector, Vector>(c, a, b, rows, n);
     else if (c_.col == 1 && a_.col == 1 && b_.col == 0)
-        each_row([&]() INFINI_INLINE_LAMBDA { binary_unit<Op, T, Stream>(c, Vector(a), Element(b), n); });
+        binary_units<Op, T, Stream, Vector, Element>(c, a, b, rows, n);
     else if (c_.col == 1 && a_.col == 0 && b_.col == 1)
-        each_row([&]() INFINI_INLINE_LAMBDA { binary_unit<Op, T, Stream>(c, Element(a), Vector(b), n); });
+        binary_units<Op, T, Stream, Element, Vector>(c, a, b, rows, n);
     else
-        each_row([&]() INFINI_INLINE_LAMBDA { binary_strided<Op, T, Stream>(c, c_.col, a, a_.col, b, b_.col, n); });
+        binary_strided<Op, T, Stream>(c_, a_, b_, rows, n);
 }
 
 template <class Op, bool Stream>

@@ -172,7 +172,8 @@ void binary_squares(Stepped<T> c, Stepped<const T> x, const T *y, int64_t y_row,
                 if (y_row == 1)
                     kTransposeOf<T>(y_lines, {kSide, nullptr}, from_y.p, {y_col, nullptr}, n_rows, n_cols, false);
                 else
-                    for (int64_t r = 0; r < n_rows; ++r) gather(y_lines + r * kSide, from_y[r], y_col, n_cols);
+                    copy_strided<sizeof(T)>({y_lines, kSide, 1}, {const_cast<T *>(from_y.p), y_row, y_col}, n_rows,
+                                            n_cols);
                 from_y = {y_lines, kSide};
             }
 #if defined(__SSE2__)

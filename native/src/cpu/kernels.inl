@@ -30,9 +30,9 @@ struct u128 {
 #include "cpu/vec_common.inl"
 #include "cpu/block.inl"
 
+#include "cpu/copy.inl"
 #include "cpu/binary.inl"
 #include "cpu/norm.inl"
-#include "cpu/copy.inl"
 #include "cpu/binary_tile.inl"
 #include "cpu/gemm.inl"
 #include "cpu/ceilings.inl"

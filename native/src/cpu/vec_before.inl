@@ -2,6 +2,12 @@
  * for those without masks. */
 #define INFINI_INLINE __attribute__((always_inline)) inline
 #define INFINI_INLINE_LAMBDA __attribute__((always_inline))
+/** One copy of it for all that use it, as it is kilobytes of code. */
+#if defined(__clang__)
+#define INFINI_CALLED __attribute__((noinline))
+#else
+#define INFINI_CALLED __attribute__((noinline, noclone))
+#endif
 /** Before a loop: its iterations do not depend on each other. */
 #if defined(__clang__)
 #define INFINI_NO_DEPENDENCIES _Pragma("clang loop vectorize(assume_safety)")
