@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -32,6 +33,13 @@ def pytest_runtest_makereport(
     if report.failed and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
         report.sections.append(("rerun", f"pytest '{item.nodeid}'"))
     return report
+
+
+@pytest.fixture(autouse=True, scope="module")
+def old_objects_are_left_alone() -> None:
+    """Keep the garbage collector from looking through twenty thousand tests and their reports again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
