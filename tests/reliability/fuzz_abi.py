@@ -1,6 +1,6 @@
 r"""Fuzzes the C interface with libFuzzer, from the inputs in native/fuzz/abi.corpus; needs Clang.
 
-    python tests/reliability/fuzz_abi.py                  60 seconds, shared among kinds of kernels
+    python tests/reliability/fuzz_abi.py                  60 seconds of CPUs, shared among kinds of kernels
     python tests/reliability/fuzz_abi.py --seconds 3600 --corpus FOLDER
                                                           goes on with what an earlier run found, and keeps it
     python tests/reliability/fuzz_abi.py --plain ...      without sanitizers: several times the inputs
@@ -29,6 +29,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,7 +135,9 @@ def main() -> None:
         corpus = arguments.corpus or Path(name)
         corpus.mkdir(parents=True, exist_ok=True)
         unpack(corpus)
-        right = [fuzz(program, corpus, way, arguments.seconds / len(WAYS), arguments.bytes) for way in WAYS]
+        each = arguments.seconds / len(WAYS)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as a_way_a_cpu:
+            right = list(a_way_a_cpu.map(lambda way: fuzz(program, corpus, way, each, arguments.bytes), WAYS))
     sys.exit(0 if all(right) else 1)
 
 
