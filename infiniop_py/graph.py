@@ -16,7 +16,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from threading import get_ident
 from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -52,18 +51,17 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: Graphs in use, by their id(), and the threads that use them.
-_users: dict[int, tuple[int]] = {}
+#: How often this process was forked off since the package was imported: of the threads of a process only the
+#: one that forked it is in the child, so that a graph another one was running is free there.
+_generation = 0
 
 
-def _forget_users() -> None:
-    """Of the threads of a process only the one that forked it is in the child."""
-    for graph, (user,) in list(_users.items()):
-        if user != get_ident():
-            del _users[graph]
+def _count_generation() -> None:
+    global _generation
+    _generation += 1
 
 
-os.register_at_fork(after_in_child=_forget_users)
+os.register_at_fork(after_in_child=_count_generation)
 
 
 class _Made(NamedTuple):
@@ -148,6 +146,7 @@ class Graph:
         self._contents: frozenset[str] = frozenset()  # names of arrays that are saved with what they hold
         self._program = _Program([], [], [], {}, {}, [], [], [])
         self._counted: list[Any] = []  # outputs whose libraries keep count of writes
+        self._users: dict[int, list[None]] = {}  # the call that uses it, by generation: one at most
 
     # ---- recording ---------------------------------------------------------------------------------------
 
@@ -337,12 +336,13 @@ class Graph:
 
     def _alone(self, what: str, work: Callable[[], T]) -> T:
         """Do what one thread at a time may do with the graph."""
-        graph, me = id(self), (get_ident(),)  # a tuple of each call's own
+        users, generation = self._users, _generation
+        me: list[None] = []  # an object of this call's own
         try:
             self._need_recorded(what)
             if thread.recording is not None:
                 raise GraphError(f"{what}: not while a graph is being recorded in this thread")
-            if _users.setdefault(graph, me) is not me:
+            if users.setdefault(generation, me) is not me:
                 raise GraphError(
                     f"{what}: another thread is running this graph; its outputs and workspace exist once"
                 )
@@ -351,8 +351,8 @@ class Graph:
             # Whatever came before: a signal's handler may raise between taking the place and knowing of it.
             # Nothing is called here, since handlers run after calls.
             try:
-                if _users[graph] is me:
-                    del _users[graph]
+                if users[generation] is me:
+                    del users[generation]
             except KeyError:
                 pass
 
