@@ -13,6 +13,12 @@ struct Mul {
     }
 };
 
+/** From element [i, j] on. */
+template <class T>
+INFINI_INLINE TileOperand part(const TileOperand &x, int64_t i, int64_t j) {
+    return {static_cast<T *>(x.p) + i * x.row + j * x.col, x.row, x.col};
+}
+
 template <class Op, class T>
 INFINI_INLINE Block<T> apply(Block<T> a, const Block<T> &b) {
     for (int i = 0; i < kParts<T>; ++i) a.part[i] = Op::apply(a.part[i], b.part[i]);
@@ -124,9 +130,6 @@ void binary_strided(TileOperand c, TileOperand a, TileOperand b, int64_t rows, i
     using Vector = Source<T, false>;
     constexpr int64_t kRoom = sizeof(T) < 4 ? 1024 / sizeof(T) : 256;
     alignas(64) T buffer_a[kRoom], buffer_b[kRoom], buffer_c[kRoom];
-    const auto part = [](const TileOperand &x, int64_t i, int64_t j) {
-        return TileOperand{static_cast<T *>(x.p) + i * x.row + j * x.col, x.row, x.col};
-    };
     const auto stepped = [](const TileOperand &x) { return Stepped<T>{static_cast<T *>(x.p), x.row}; };
     const int64_t most = n > 0 && n < kRoom / 2 ? kRoom / n : 1;
     for (int64_t i = 0, n_rows; i < rows; i += n_rows) {
@@ -135,7 +138,7 @@ void binary_strided(TileOperand c, TileOperand a, TileOperand b, int64_t rows, i
             count = n - j < kRoom ? n - j : kRoom;
             if (j == 0 && count < n && c.col == 1) // so that the other parts start at whole blocks
                 count -= (Block<T>::N - unaligned_head(static_cast<T *>(c.p) + i * c.row, n)) % Block<T>::N;
-            const TileOperand to = part(c, i, j), from_a = part(a, i, j), from_b = part(b, i, j);
+            const TileOperand to = part<T>(c, i, j), from_a = part<T>(a, i, j), from_b = part<T>(b, i, j);
             const TileOperand in_a{buffer_a, count, 1}, in_b{buffer_b, count, 1}, in_c{buffer_c, count, 1};
             if (a.col != 1) copy_strided<sizeof(T)>(in_a, from_a, n_rows, count);
             if (b.col != 1) copy_strided<sizeof(T)>(in_b, from_b, n_rows, count);

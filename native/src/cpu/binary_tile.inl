@@ -68,12 +68,9 @@ void binary_bands(BinaryRows kernel, TileOperand c, TileOperand a, TileOperand b
     const int64_t width = ((cols - 1) / ((cols - 1) / most + 1) / kSide + 1) * kSide, pitch = most + kSide;
     alignas(kLine) T buffer[kSide * (kBandWidth + 2 * kSide)];
 
-    const auto part = [](const TileOperand &x, int64_t i, int64_t j) {
-        return TileOperand{static_cast<T *>(x.p) + i * x.row + j * x.col, x.row, x.col};
-    };
     const auto band = [&](const TileOperand &x, const TileOperand &y, T *lines, int64_t i, int64_t j, int64_t n_rows,
                           int64_t n) {
-        if (!transposed(x)) return part(x, i, j);
+        if (!transposed(x)) return part<T>(x, i, j);
         const Stepped<const T> columns{static_cast<const T *>(x.p), x.col};
 #if defined(__SSE2__)
         if (rows >= kSide && n >= kSide) {
@@ -84,8 +81,8 @@ void binary_bands(BinaryRows kernel, TileOperand c, TileOperand a, TileOperand b
             const Band<T> rows_of_x{columns.of(j, first),
                                     next < rows ? columns.of(j + column, next + kSide - 1)
                                                 : columns.of(j + width + column, kSide - 1),
-                                    part(y, first, j),
-                                    part(c, first, j),
+                                    part<T>(y, first, j),
+                                    part<T>(c, first, j),
                                     n,
                                     rows * cols * static_cast<int64_t>(sizeof(T)) > kNear};
             rows_of_x.transpose({lines, pitch});
@@ -101,7 +98,7 @@ void binary_bands(BinaryRows kernel, TileOperand c, TileOperand a, TileOperand b
             const int64_t n_rows = rows - i < kSide ? rows - i : kSide;
             const TileOperand from_a = band(a, b, buffer, i, j, n_rows, n);
             const TileOperand from_b = band(b, a, buffer + (transposed(a) ? kSide * pitch : 0), i, j, n_rows, n);
-            kernel(part(c, i, j), from_a, from_b, n_rows, n);
+            kernel(part<T>(c, i, j), from_a, from_b, n_rows, n);
         }
     }
 }
