@@ -108,7 +108,7 @@ def test_refusals(arguments: list[str], sentence: str, capsys: pytest.CaptureFix
 def test_json_has_every_field(tmp_path: Path) -> None:
     written, table = tmp_path / "rows.json", tmp_path / "rows.md"
     done = run(
-        *("--quick", "--op", "add", "--dtype", "F32", "--budget", "0.02", "--threads", "1,2"),
+        *("--quick", "--op", "add", "--dtype", "F32", "--budget", "0.2", "--threads", "1,2"),
         *("--compare", "numpy,numexpr", "--json", str(written), "--markdown", str(table)),
     )
     assert done.returncode == 0, done.stderr

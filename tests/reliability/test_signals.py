@@ -109,12 +109,21 @@ def test_an_interrupt_at_any_place(call: str, record_property: Callable[[str, ob
 # ---- real signals, in processes of their own ---------------------------------------------------------------
 
 
+def long_enough() -> int:
+    """The size of an F64 product that one thread takes about a third of a second for, sanitized or not."""
+    ip.set_num_threads(1)
+    x = np.ones((200, 200))
+    ip.gemm(x, x)
+    start = time.perf_counter()
+    ip.gemm(x, x)
+    return int(200 * (0.3 / (time.perf_counter() - start)) ** (1 / 3))
+
+
 def ctrl_c(call: str) -> None:
     """SIGINT comes while the native call runs, and KeyboardInterrupt when it is over."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell has started with &
-    n = 1500
+    n = long_enough()
     a, c = np.ones((n, n)), np.full((n, n), 7.0)
-    ip.set_num_threads(1)
     plan = ip.Gemm(c, a, a)
     with ip.Graph(fuse="none") as graph:
         for _ in range(2):
@@ -177,8 +186,8 @@ def dispositions() -> None:
     all_operators_once(seed=0, size=5)
     assert caught() == before
     # In one long call: frames that change while faulthandler's thread reads them end Python 3.11.
-    ip.set_num_threads(1)
-    x = np.ones((2000, 2000))
+    n = long_enough()
+    x = np.ones((n, n))
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback_later(0.05, file=file)
         ip.gemm(x, x)
