@@ -663,6 +663,9 @@ def _elementwise() -> Iterator[Case]:
         for size in (257, 511, 600):  # strides that are gathered in vectors, some at a time
             yield alike(op, dtype, (3, size), ("offset", "sliced", "mirrored"), edge="end")
             yield alike(op, dtype, (3, size), ("sliced", "mirrored", "column"), edge="begin")
+        # Columns, and rows, 512 elements apart collide in a first-level cache.
+        yield alike(op, dtype, (512, 67), ("C", "T", "C"))
+        yield alike(op, dtype, (67, 512), ("C", "C", "T"))
         for layout in OUTPUT_LAYOUTS:
             other = "C" if layout == "T" else "T"
             yield alike(op, dtype, (5, 33), (layout, layout, other), alias=(("c", "a"),))

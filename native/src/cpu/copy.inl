@@ -265,6 +265,9 @@ void transpose_squares(Dst dst, Src src, int64_t rows, bool collide) {
     });
 }
 
+#if defined(__AVX512F__)
+/* Lines that go past the caches: vectors that are whole lines write them at once, parts must not go one by one. */
+
 /** A cache line of dst, of which n bytes from `first` on are there to be written. */
 INFINI_INLINE void stream_line(char *line, const char *src, int64_t first, int64_t n) {
     if (first == 0 && n == kLine)
@@ -316,14 +319,13 @@ void transpose_past_caches(Dst dst, Src src, int64_t rows, int64_t cols, bool co
     }
 }
 #endif
+#endif
 
 template <class T, class Dst, class Src>
 void transpose_lines(Dst dst, Src src, int64_t rows, int64_t cols, [[maybe_unused]] bool stream) {
     constexpr int64_t kSide = kLine / sizeof(T);
 #if defined(__SSE2__)
     constexpr int64_t kBlock = 16 / sizeof(T);
-    constexpr int64_t kEnoughLines = 8;                 // of a row: of those, two are parts
-    constexpr bool kWholeLines = sizeof(Wide) == kLine; // parts of lines must not go past the caches one by one
     if (rows < kBlock || cols < kBlock) return transpose_elements(dst, src, rows, cols);
     if (rows < kSide || cols < kSide)
         return each_piece(cols, kBlock, [&](int64_t j) {
@@ -331,20 +333,25 @@ void transpose_lines(Dst dst, Src src, int64_t rows, int64_t cols, [[maybe_unuse
                        [&](int64_t i) { transpose_block<__m128i, false, T>(dst.of(i, j), src.of(j, i), [] {}); });
         });
     const bool collide = src.collide(kSide);
+#if defined(__AVX512F__)
+    constexpr int64_t kEnoughLines = 8; // of a row: of those, two are parts
     // Streamed as they are from their first cache lines on; what comes before is written with a square that overlaps them.
-    if (kWholeLines && stream)
+    if (stream)
         if (const int64_t head = dst.to_cache_line(); head > 0 && cols - head >= kSide) {
             transpose_squares<T, false>(dst, src, rows, collide);
             return transpose_lines<T>(dst.of(0, head), src.of(head, 0), rows, cols - head, stream);
         }
-    if (kWholeLines && stream && !dst.aligned() && cols * static_cast<int64_t>(sizeof(T)) >= kEnoughLines * kLine)
+    if (stream && !dst.aligned() && cols * static_cast<int64_t>(sizeof(T)) >= kEnoughLines * kLine)
         return transpose_past_caches<T>(dst, src, rows, cols, collide);
-    each_piece(cols, kSide, [&](int64_t j) {
-        if (kWholeLines && stream && dst.of(0, j).aligned())
-            transpose_squares<T, kWholeLines>(dst.of(0, j), src.of(j, 0), rows, collide);
-        else
-            transpose_squares<T, false>(dst.of(0, j), src.of(j, 0), rows, collide);
-    });
+    if (stream)
+        return each_piece(cols, kSide, [&](int64_t j) {
+            if (dst.of(0, j).aligned())
+                transpose_squares<T, true>(dst.of(0, j), src.of(j, 0), rows, collide);
+            else
+                transpose_squares<T, false>(dst.of(0, j), src.of(j, 0), rows, collide);
+        });
+#endif
+    each_piece(cols, kSide, [&](int64_t j) { transpose_squares<T, false>(dst.of(0, j), src.of(j, 0), rows, collide); });
 #else
     for (int64_t j = 0; j < cols; j += kSide)
         for (int64_t i = 0; i < rows; i += kSide)
