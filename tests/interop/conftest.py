@@ -1,4 +1,4 @@
-"""These tests come last: JAX, once imported, objects to every fork of the process, and others fork it."""
+"""These tests come last, and those of infiniop_py.jax: JAX, once imported, objects to every fork of the process, and others fork it."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: HERE in item.path.parents)
+    items.sort(key=lambda item: HERE in item.path.parents or item.path.stem == "test_jax_operators")

@@ -1,0 +1,131 @@
+/* The operators as XLA's custom calls on the CPU: one target for all of them. A descriptor is made when a program is compiled, from
+ * attributes that say what infiniopCreateDescriptor() wants, and run in each call. _build.py compiles this where JAX is. */
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "infiniop.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+using Descriptor = InfiniopDescriptor *;
+
+struct Operator {
+    const char *name;
+    size_t n_operands;
+    infiniStatus_t (*destroy)(Descriptor);
+    infiniStatus_t (*run)(Descriptor, void *workspace, size_t size, void *const *x, float alpha, float beta);
+};
+
+const Operator kOperators[] = {
+    {"gemm", 3, infiniopDestroyGemmDescriptor,
+     [](Descriptor d, void *workspace, size_t size, void *const *x, float alpha, float beta) {
+         return infiniopGemm(d, workspace, size, x[0], x[1], x[2], alpha, beta, nullptr);
+     }},
+    {"add", 3, infiniopDestroyAddDescriptor,
+     [](Descriptor d, void *workspace, size_t size, void *const *x, float, float) {
+         return infiniopAdd(d, workspace, size, x[0], x[1], x[2], nullptr);
+     }},
+    {"mul", 3, infiniopDestroyMulDescriptor,
+     [](Descriptor d, void *workspace, size_t size, void *const *x, float, float) {
+         return infiniopMul(d, workspace, size, x[0], x[1], x[2], nullptr);
+     }},
+    {"add_rms_norm", 5, infiniopDestroyAddRMSNormDescriptor,
+     [](Descriptor d, void *workspace, size_t size, void *const *x, float, float) {
+         return infiniopAddRMSNorm(d, workspace, size, x[0], x[1], x[2], x[3], x[4], nullptr);
+     }},
+    {"rearrange", 2, infiniopDestroyRearrangeDescriptor,
+     [](Descriptor d, void *, size_t, void *const *x, float, float) {
+         return infiniopRearrange(d, x[0], x[1], nullptr);
+     }},
+};
+
+ffi::Error refusal() { return ffi::Error(ffi::ErrorCode::kInvalidArgument, infiniopGetLastErrorMessage()); }
+
+/** What a compiled program keeps of a call. */
+struct Call {
+    static ffi::TypeId id;
+
+    Call() = default;
+    Call(const Call &) = delete;
+    Call &operator=(const Call &) = delete;
+    ~Call() {
+        if (descriptor != nullptr) op->destroy(descriptor);
+    }
+
+    const Operator *op = nullptr;
+    Descriptor descriptor = nullptr;
+    size_t workspace_size = 0;
+    float alpha = 1, beta = 0;
+    std::vector<int64_t> offsets; // of each run, of each operand, bytes; none: one run, no offsets
+};
+
+ffi::TypeId Call::id = {};
+const XLA_FFI_TypeInfo kCallInfo = ffi::MakeTypeInfo<Call>();
+
+ffi::ErrorOr<std::unique_ptr<Call>> create(ffi::Dictionary attributes) {
+    const auto name = attributes.get<std::string_view>("op");
+    const auto layouts = attributes.get<ffi::Span<const int64_t>>("layouts");
+    const auto offsets = attributes.get<ffi::Span<const int64_t>>("offsets");
+    const auto scalars = attributes.get<ffi::Span<const float>>("scalars"); // alpha, beta, epsilon
+    if (!name || !layouts || !offsets || !scalars || scalars->size() != 3)
+        return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kInvalidArgument, "infiniop: attributes are missing"));
+    auto call = std::make_unique<Call>();
+    for (const Operator &op : kOperators)
+        if (*name == op.name) call->op = &op;
+    if (call->op == nullptr)
+        return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kInvalidArgument, "infiniop: there is no such operator"));
+    infiniopHandle_t handle = nullptr;
+    if (infiniopCreateHandle(&handle) != INFINI_STATUS_SUCCESS) return ffi::Unexpected(refusal());
+    const infiniStatus_t status =
+        infiniopCreateDescriptor(handle, &call->descriptor, &call->workspace_size, call->op->name, layouts->begin(),
+                                 layouts->size(), (*scalars)[2]);
+    const ffi::Error error = status == INFINI_STATUS_SUCCESS ? ffi::Error::Success() : refusal();
+    infiniopDestroyHandle(handle);
+    if (!error.success()) return ffi::Unexpected(error);
+    call->alpha = (*scalars)[0];
+    call->beta = (*scalars)[1];
+    call->offsets.assign(offsets->begin(), offsets->end());
+    return call;
+}
+
+ffi::Error run(const Call *call, ffi::RemainingArgs inputs, ffi::RemainingRets results, ffi::Dictionary) {
+    const size_t n = call->op->n_operands;
+    std::vector<void *>
+        operands; // results first; what is behind the last is the memory of a result: the addend of a product
+    for (size_t i = 0; i < results.size(); ++i)
+        operands.push_back(results.get<ffi::AnyBuffer>(i).value()->untyped_data());
+    for (size_t i = 0; i < inputs.size() && operands.size() < n; ++i)
+        operands.push_back(inputs.get<ffi::AnyBuffer>(i)->untyped_data());
+    if (operands.size() != n) return ffi::Error(ffi::ErrorCode::kInvalidArgument, "infiniop: operands are missing");
+    std::unique_ptr<void, decltype(&std::free)> workspace(nullptr, &std::free);
+    if (call->workspace_size > 0) {
+        workspace.reset(std::aligned_alloc(64, (call->workspace_size + 63) / 64 * 64));
+        if (workspace == nullptr)
+            return ffi::Error(ffi::ErrorCode::kResourceExhausted, "infiniop: no memory for the workspace");
+    }
+    const size_t runs = call->offsets.empty() ? 1 : call->offsets.size() / n;
+    for (size_t i = 0; i < runs; ++i) {
+        std::vector<void *> x = operands;
+        for (size_t k = 0; k < n && !call->offsets.empty(); ++k)
+            x[k] = static_cast<char *>(x[k]) + call->offsets[i * n + k];
+        const infiniStatus_t status =
+            call->op->run(call->descriptor, workspace.get(), call->workspace_size, x.data(), call->alpha, call->beta);
+        if (status != INFINI_STATUS_SUCCESS) return refusal();
+    }
+    return ffi::Error::Success();
+}
+
+} // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(infiniop_jax_create, create, ffi::Ffi::BindInstantiate().Attrs());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(infiniop_jax_run, run,
+                              ffi::Ffi::Bind().Ctx<ffi::State<Call>>().RemainingArgs().RemainingRets().Attrs());
+
+extern "C" ffi::TypeId *infiniop_jax_type_id() { return &Call::id; }
+extern "C" const XLA_FFI_TypeInfo *infiniop_jax_type_info() { return &kCallInfo; }
