@@ -62,7 +62,8 @@ def test_the_readme_has_snippets() -> None:
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
 def test_readme(snippet: str) -> None:
     """Each alone, in a process of its own; what it prints is what the comment beside it says."""
-    if "import torch" in snippet:
-        pytest.importorskip("torch")
+    for framework in ("torch", "jax"):
+        if f"import {framework}" in snippet:
+            pytest.importorskip(framework)
     wanted = re.findall(r"^print\(.*\) +# (.*)$", snippet, flags=re.MULTILINE)
     assert children.run((BROUGHT if "my_add" in snippet else "") + snippet).splitlines() == wanted

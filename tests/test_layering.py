@@ -34,6 +34,8 @@ ORDER = (
     "ops._scalars ops._elementwise ops._products ops._epilogue ops.rearrange ops.gemm_add "
     "ops.gemm_mul ops.gemm ops.add ops.mul ops.add_rms_norm ops",
     "__init__",
+    "jax._build jax._functions jax",
+    "torch._library torch._autograd torch._autocast torch._modules torch torch.sharding",
     "_selftest _info _config _demo _bench",
     "__main__",
 )
