@@ -1,4 +1,6 @@
-"""These tests come last, and those of infiniop_py.jax: JAX, once imported, objects to every fork of the process, and others fork it."""
+"""These tests come last, and infiniop_py.jax's: JAX, once imported, objects to every fork of the process, and
+others fork it.
+"""
 
 from __future__ import annotations
 
