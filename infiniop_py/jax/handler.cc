@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
-#include <string>
-#include <vector>
+#include <new>
 
 #include "infiniop.h"
 #include "xla/ffi/api/ffi.h"
@@ -14,6 +13,8 @@ namespace ffi = xla::ffi;
 namespace {
 
 using Descriptor = InfiniopDescriptor *;
+
+constexpr size_t kMostOperands = 5;
 
 struct Operator {
     const char *name;
@@ -62,7 +63,16 @@ struct Call {
     Descriptor descriptor = nullptr;
     size_t workspace_size = 0;
     float alpha = 1, beta = 0;
-    std::vector<int64_t> offsets; // of each run, of each operand, bytes; none: one run, no offsets
+    std::unique_ptr<int64_t[]> offsets; // of each run, of each operand, bytes; none: one run, no offsets
+    size_t n_offsets = 0;
+
+    bool keep_offsets(ffi::Span<const int64_t> given) {
+        n_offsets = given.size();
+        if (n_offsets == 0) return true;
+        offsets.reset(new (std::nothrow) int64_t[n_offsets]);
+        if (offsets != nullptr) std::copy(given.begin(), given.end(), offsets.get());
+        return offsets != nullptr;
+    }
 };
 
 ffi::TypeId Call::id = {};
@@ -75,11 +85,14 @@ ffi::ErrorOr<std::unique_ptr<Call>> create(ffi::Dictionary attributes) {
     const auto scalars = attributes.get<ffi::Span<const float>>("scalars"); // alpha, beta, epsilon
     if (!name || !layouts || !offsets || !scalars || scalars->size() != 3)
         return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kInvalidArgument, "infiniop: attributes are missing"));
-    auto call = std::make_unique<Call>();
+    std::unique_ptr<Call> call(new (std::nothrow) Call);
+    if (call == nullptr || !call->keep_offsets(*offsets))
+        return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kResourceExhausted, "infiniop: no memory for a call"));
     for (const Operator &op : kOperators)
         if (*name == op.name) call->op = &op;
     if (call->op == nullptr)
         return ffi::Unexpected(ffi::Error(ffi::ErrorCode::kInvalidArgument, "infiniop: there is no such operator"));
+    // XLA compiles in threads of its own, whose current device is the CPU.
     infiniopHandle_t handle = nullptr;
     if (infiniopCreateHandle(&handle) != INFINI_STATUS_SUCCESS) return ffi::Unexpected(refusal());
     const infiniStatus_t status =
@@ -90,32 +103,29 @@ ffi::ErrorOr<std::unique_ptr<Call>> create(ffi::Dictionary attributes) {
     if (!error.success()) return ffi::Unexpected(error);
     call->alpha = (*scalars)[0];
     call->beta = (*scalars)[1];
-    call->offsets.assign(offsets->begin(), offsets->end());
     return call;
 }
 
 ffi::Error run(const Call *call, ffi::RemainingArgs inputs, ffi::RemainingRets results, ffi::Dictionary) {
-    const size_t n = call->op->n_operands;
-    std::vector<void *>
-        operands; // results first; what is behind the last is the memory of a result: the addend of a product
-    for (size_t i = 0; i < results.size(); ++i)
-        operands.push_back(results.get<ffi::AnyBuffer>(i).value()->untyped_data());
-    for (size_t i = 0; i < inputs.size() && operands.size() < n; ++i)
-        operands.push_back(inputs.get<ffi::AnyBuffer>(i)->untyped_data());
-    if (operands.size() != n) return ffi::Error(ffi::ErrorCode::kInvalidArgument, "infiniop: operands are missing");
+    // Results first. What is behind the last operand is the memory of a result: the addend of a product.
+    const size_t n = call->op->n_operands, n_results = results.size();
+    if (n_results > n || n - n_results > inputs.size())
+        return ffi::Error(ffi::ErrorCode::kInvalidArgument, "infiniop: operands are missing");
+    char *operands[kMostOperands];
+    for (size_t i = 0; i < n; ++i)
+        operands[i] = static_cast<char *>(i < n_results ? results.get<ffi::AnyBuffer>(i).value()->untyped_data()
+                                                        : inputs.get<ffi::AnyBuffer>(i - n_results)->untyped_data());
     std::unique_ptr<void, decltype(&std::free)> workspace(nullptr, &std::free);
     if (call->workspace_size > 0) {
         workspace.reset(std::aligned_alloc(64, (call->workspace_size + 63) / 64 * 64));
         if (workspace == nullptr)
             return ffi::Error(ffi::ErrorCode::kResourceExhausted, "infiniop: no memory for the workspace");
     }
-    const size_t runs = call->offsets.empty() ? 1 : call->offsets.size() / n;
-    for (size_t i = 0; i < runs; ++i) {
-        std::vector<void *> x = operands;
-        for (size_t k = 0; k < n && !call->offsets.empty(); ++k)
-            x[k] = static_cast<char *>(x[k]) + call->offsets[i * n + k];
+    for (size_t run = 0; run == 0 || run * n < call->n_offsets; ++run) {
+        void *x[kMostOperands];
+        for (size_t i = 0; i < n; ++i) x[i] = operands[i] + (call->offsets ? call->offsets[run * n + i] : 0);
         const infiniStatus_t status =
-            call->op->run(call->descriptor, workspace.get(), call->workspace_size, x.data(), call->alpha, call->beta);
+            call->op->run(call->descriptor, workspace.get(), call->workspace_size, x, call->alpha, call->beta);
         if (status != INFINI_STATUS_SUCCESS) return refusal();
     }
     return ffi::Error::Success();

@@ -217,6 +217,19 @@ def test_shard_map() -> None:
     children.call(with_two_devices, XLA_FLAGS="--xla_force_host_platform_device_count=2")
 
 
+def with_another_current_device() -> None:
+    a = randn(3, 4, dtype="float32")
+    ip.set_device("qy:1")
+    assert_same_bits(jax.jit(ours.add)(a, a), np.asarray(a + a))
+    assert ip.get_device() == ip.Device("qy:1")
+
+
+def test_the_current_device_is_none_of_its_business(tmp_path: Path) -> None:
+    children.call(
+        with_another_current_device, INFINIOP_BACKEND_PATH=str(children.build_fake_backend(tmp_path))
+    )
+
+
 # ---- what is wrong -----------------------------------------------------------------------------------------
 
 
