@@ -42,6 +42,12 @@ def _command(to: Path) -> list[str]:
     return [compiler, *_FLAGS, *includes, str(_SOURCE), *linked, f"-Wl,-rpath,{libraries}", "-o", str(to)]
 
 
+def _compile(to: Path) -> None:
+    done = subprocess.run(_command(to), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LibraryError(f"infiniop_py.jax: {' '.join(_command(to))} failed:\n{done.stderr}")
+
+
 def handler() -> Path:
     """The compiled handler, from the cache if it is there."""
     folder = _folder()
@@ -52,13 +58,17 @@ def handler() -> Path:
     path = folder / f"jax-{what.hexdigest()[:32]}.so"
     if path.exists():
         return path
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        made = Path(temporary) / path.name
-        done = subprocess.run(_command(made), capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise LibraryError(f"infiniop_py.jax: {' '.join(_command(made))} failed:\n{done.stderr}")
-        made.replace(path)  # another process may have done the same
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            made = Path(temporary) / path.name
+            _compile(made)
+            made.replace(path)  # another process may have done the same
+    except OSError as error:
+        raise LibraryError(
+            f"infiniop_py.jax keeps what it compiles in {folder}: {error}; set XDG_CACHE_HOME to a folder "
+            "that can be written"
+        ) from None
     return path
 
 

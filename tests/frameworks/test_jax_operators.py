@@ -285,3 +285,13 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(ip.errors.LibraryError, match="no such flag"):
         build.handler()
     assert not list((tmp_path / "infiniop_py").iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = import_module("infiniop_py.jax._build")
+    (tmp_path / "infiniop_py").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(
+        ip.errors.LibraryError, match=r"keeps what it compiles in .*infiniop_py: .*XDG_CACHE_HOME"
+    ):
+        build.handler()
