@@ -73,9 +73,9 @@ def _capsules() -> tuple[Any, Any]:
     """The interpreter's functions of capsules: is it valid under a name, and its pointer."""
     import ctypes  # slow to import, and needed only where a capsule is seen
 
-    is_valid = ctypes.pythonapi.PyCapsule_IsValid
+    api = ctypes.PyDLL(None)  # the types of functions in ctypes.pythonapi are whoever set them last
+    is_valid, get = api.PyCapsule_IsValid, api.PyCapsule_GetPointer
     is_valid.argtypes, is_valid.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_int
-    get = ctypes.pythonapi.PyCapsule_GetPointer
     get.argtypes, get.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
     return is_valid, get
 

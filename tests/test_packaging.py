@@ -25,7 +25,7 @@ import infiniop_py
 
 ROOT = children.ROOT
 MEBIBYTE = 1 << 20
-EXTRAS = {"bf16", "torch", "bench", "plot", "test"}
+EXTRAS = {"bf16", "torch", "jax", "bench", "plot", "test"}
 #: What the libraries may need: the C++ runtime of the system, and no OpenMP runtime.
 NEEDED = {"libinfinirt.so", "libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libc.so.6"}
 NEEDED |= {"libdl.so.2", "libpthread.so.0"}  # part of libc.so.6 since glibc 2.34

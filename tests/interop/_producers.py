@@ -52,7 +52,7 @@ class _New(ctypes.Structure):
     ]
 
 
-_api = ctypes.pythonapi
+_api = ctypes.PyDLL(None)  # of its own: JAX sets the argument types of those in ctypes.pythonapi
 _DESTRUCTOR = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 _new = _api.PyCapsule_New
 _new.argtypes, _new.restype = (ctypes.c_void_p, ctypes.c_char_p, _DESTRUCTOR), ctypes.py_object

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import weakref
 from typing import Any
@@ -38,6 +39,15 @@ def test_no_strides_mean_row_major(shape: tuple[int, ...], versioned: bool) -> N
     t = ip.from_dlpack(Producer(x, versioned=versioned, strides=None))
     assert t.shape == shape and t.is_contiguous()
     np.testing.assert_array_equal(np.asarray(ip.rearrange(t)), x)
+
+
+def test_what_others_set_in_ctypes_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions of ctypes.pythonapi are one for all modules, and so are their types."""
+    array = np.arange(6.0)
+    ip.from_dlpack(Producer(array))
+    monkeypatch.setattr(ctypes.pythonapi.PyCapsule_GetPointer, "restype", None)
+    monkeypatch.setattr(ctypes.pythonapi.PyCapsule_IsValid, "argtypes", (ctypes.c_int,))
+    np.testing.assert_array_equal(ip.from_dlpack(Producer(array)).numpy(), array)
 
 
 def test_byte_offset() -> None:
