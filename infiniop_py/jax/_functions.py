@@ -62,23 +62,19 @@ def _call(
     return list(made)
 
 
-#: What JAX calls the axes of a mesh that an array inside of shard_map varies over; vma before JAX 0.10.
-_AXES = "manual_axis_type" if hasattr(jax.core.ShapedArray, "manual_axis_type") else "vma"
-
-
 def _of(shape: Shape, like: Array) -> jax.ShapeDtypeStruct:
     """A result of a call with this operand."""
     it = jax.typeof(like)
     inside: dict[str, Any] = {}
-    if not it.sharding.mesh.empty:
+    if not it.sharding.mesh.empty:  # in shard_map: it varies over the axes of the mesh that the operand does
         spec = jax.sharding.PartitionSpec(*[None] * len(shape))
-        inside = {_AXES: getattr(it, _AXES), "sharding": jax.sharding.NamedSharding(it.sharding.mesh, spec)}
+        inside["sharding"] = jax.sharding.NamedSharding(it.sharding.mesh, spec)
+        inside["manual_axis_type"] = it.manual_axis_type
     return jax.ShapeDtypeStruct(shape, like.dtype, **inside)
 
 
 def _varying(x: Array) -> frozenset[str]:
-    axes = getattr(jax.typeof(x), _AXES)
-    return getattr(axes, "varying", axes)  # type: ignore[no-any-return]
+    return jax.typeof(x).manual_axis_type.varying  # type: ignore[no-any-return]
 
 
 def _alike(*arrays: Any) -> list[Array]:
