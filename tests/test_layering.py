@@ -14,7 +14,7 @@ PACKAGE = Path(infiniop_py.__file__).parent
 
 # From the bottom up. A module may import modules of the lines above its own, and its neighbours further left.
 ORDER = (
-    "errors _files _environment _log _facts",
+    "errors _files _environment _log _facts _bypass",
     "_native",
     "_paths",
     "dtypes",
@@ -34,8 +34,9 @@ ORDER = (
     "ops._scalars ops._elementwise ops._products ops._epilogue ops.rearrange ops.gemm_add "
     "ops.gemm_mul ops.gemm ops.add ops.mul ops.add_rms_norm ops",
     "__init__",
+    "_bindings",
     "jax._build jax._functions jax",
-    "torch._library torch._autograd torch._autocast torch._modules torch torch.sharding",
+    "torch._library torch._modules torch torch.sharding",
     "_selftest _info _config _demo _bench",
     "__main__",
 )

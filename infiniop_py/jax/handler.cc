@@ -1,50 +1,20 @@
 /* The operators as XLA's custom calls on the CPU: one target for all of them. A descriptor is made when a program is compiled, from
- * attributes that say what infiniopCreateDescriptor() wants, and run in each call. _build.py compiles this where JAX is. */
+ * attributes that say what infiniopCreateDescriptor() wants, and run in each call. _build.py has this compiled where JAX is. */
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <new>
 
-#include "infiniop.h"
+#include "operators.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
 
 namespace {
 
-using Descriptor = InfiniopDescriptor *;
-
-constexpr size_t kMostOperands = 5;
-
-struct Operator {
-    const char *name;
-    size_t n_operands;
-    infiniStatus_t (*destroy)(Descriptor);
-    infiniStatus_t (*run)(Descriptor, void *workspace, size_t size, void *const *x, float alpha, float beta);
-};
-
-const Operator kOperators[] = {
-    {"gemm", 3, infiniopDestroyGemmDescriptor,
-     [](Descriptor d, void *workspace, size_t size, void *const *x, float alpha, float beta) {
-         return infiniopGemm(d, workspace, size, x[0], x[1], x[2], alpha, beta, nullptr);
-     }},
-    {"add", 3, infiniopDestroyAddDescriptor,
-     [](Descriptor d, void *workspace, size_t size, void *const *x, float, float) {
-         return infiniopAdd(d, workspace, size, x[0], x[1], x[2], nullptr);
-     }},
-    {"mul", 3, infiniopDestroyMulDescriptor,
-     [](Descriptor d, void *workspace, size_t size, void *const *x, float, float) {
-         return infiniopMul(d, workspace, size, x[0], x[1], x[2], nullptr);
-     }},
-    {"add_rms_norm", 5, infiniopDestroyAddRMSNormDescriptor,
-     [](Descriptor d, void *workspace, size_t size, void *const *x, float, float) {
-         return infiniopAddRMSNorm(d, workspace, size, x[0], x[1], x[2], x[3], x[4], nullptr);
-     }},
-    {"rearrange", 2, infiniopDestroyRearrangeDescriptor,
-     [](Descriptor d, void *, size_t, void *const *x, float, float) {
-         return infiniopRearrange(d, x[0], x[1], nullptr);
-     }},
-};
+using infiniop::kMostOperands;
+using infiniop::kOperators;
+using infiniop::Operator;
 
 ffi::Error refusal() { return ffi::Error(ffi::ErrorCode::kInvalidArgument, infiniopGetLastErrorMessage()); }
 
@@ -60,7 +30,7 @@ struct Call {
     }
 
     const Operator *op = nullptr;
-    Descriptor descriptor = nullptr;
+    infiniop::Descriptor descriptor = nullptr;
     size_t workspace_size = 0;
     float alpha = 1, beta = 0;
     std::unique_ptr<int64_t[]> offsets; // of each run, of each operand, bytes; none: one run, no offsets

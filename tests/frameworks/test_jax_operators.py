@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -256,42 +254,3 @@ def test_without_jax() -> None:
         "except ImportError as error: assert \"pip install 'infiniop_py[jax]'\" in str(error), error\n"
         "else: raise AssertionError"
     )
-
-
-# ---- what is compiled --------------------------------------------------------------------------------------
-
-
-def test_the_handler_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = import_module("infiniop_py.jax._build")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = build.handler()
-    assert made.parent == tmp_path / "infiniop_py" and list(made.parent.iterdir()) == [made]
-    assert stat.S_IMODE(made.parent.stat().st_mode) == 0o700
-    before = made.stat()
-    assert build.handler() == made and made.stat() == before
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
-    with pytest.raises(ip.errors.LibraryError, match="needs a C\\+\\+17 compiler"):
-        build.handler()
-
-
-def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = import_module("infiniop_py.jax._build")
-    compiler = tmp_path / "c++"
-    compiler.write_text("#!/bin/sh\necho no such flag >&2\nexit 1\n")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(ip.errors.LibraryError, match="no such flag"):
-        build.handler()
-    assert not list((tmp_path / "infiniop_py").iterdir())
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = import_module("infiniop_py.jax._build")
-    (tmp_path / "infiniop_py").write_text("a file")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(
-        ip.errors.LibraryError, match=r"keeps what it compiles in .*infiniop_py: .*XDG_CACHE_HOME"
-    ):
-        build.handler()
