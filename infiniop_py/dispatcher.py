@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
+from ._bypass import when_implemented
 from .device import DeviceType, as_device_type, refuse_pickle
 from .errors import DeviceError, OperandError, shown
 
@@ -97,6 +98,9 @@ class OpDispatcher:
                 self.table[one] = called
             else:
                 self.table.setdefault(one, called)
+        if DeviceType.CPU in types:
+            for tell in when_implemented:
+                tell(self.name)
 
     def register_all(self, impl: Implementation, override_existing: bool = True) -> None:
         """Register an implementation for every device type."""

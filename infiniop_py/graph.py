@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import ref
 
+from ._bypass import when_recording
 from ._files import as_path
 from ._fusion import MODES, Fusion, Rewrite
 from ._layout import Layout
@@ -157,12 +158,16 @@ class Graph:
             raise GraphError(f"this graph is {self._state} already: record another one")
         self._state = "recording"
         thread.ready = {}  # nothing is added while recording
+        for tell in when_recording:
+            tell(True)
         thread.recording = self  # the last, so that an interrupt before it leaves no recording behind
 
     def _end(self, *, drop: bool) -> None:
         thread.recording = None
         self._state = "dropped"  # until all is done
         try:
+            for tell in when_recording:
+                tell(False)
             if not drop:
                 self._settle()
                 self._program = self._compiled(self._nodes)

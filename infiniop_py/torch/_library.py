@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import ops
+from .._bindings import Binding, compiled
+from .._bypass import when_implemented, when_recording
+from .._native_op import NATIVE
+from ..device import DeviceType
+from ..graph_operator import OPERATORS
 from ..ops._products import product_shape
 
 #: torch forgets what was registered when this goes.
 LIBRARY = torch.library.Library("infiniop", "DEF")
+
+#: The functions of the package, where the kernels in C++ leave calls to them.
+PYTHON = torch.library.Library("infiniop_py", "DEF")
 
 SCHEMAS = {
     "gemm": "(Tensor a, Tensor b, float alpha=1.0, float beta=0.0, Tensor? c=None) -> Tensor",
@@ -41,6 +52,11 @@ def _writing(function: Callable[..., Any]) -> Callable[..., None]:
     return kernel
 
 
+def _returning(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Autograd has recorded the call, if anybody has.
+    return torch.no_grad()(function)
+
+
 def _product(a: Tensor, b: Tensor, alpha: float = 1.0, beta: float = 0.0, c: Tensor | None = None) -> Tensor:
     return a.new_empty(product_shape("gemm", tuple(a.shape), tuple(b.shape)))
 
@@ -67,13 +83,56 @@ RESULTS: dict[str, Callable[..., Any]] = {
 }
 
 
+#: Without what may be replaced at run time, calls inside cost less.
+_FLAGS = ("-std=c++20", "-fvisibility=hidden", "-fno-semantic-interposition")
+
+
+@cache
+def _kernels() -> Path:
+    """What is registered from C++, compiled."""
+    torch_files = Path(torch.__file__).parent
+    include, libraries = torch_files / "include", torch_files / "lib"
+    return compiled(
+        Binding(
+            "infiniop_py.torch",
+            f"torch {torch.__version__}",
+            Path(__file__).with_name("kernels.cc"),
+            flags=(*_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"),
+            includes=(include, include / "torch" / "csrc" / "api" / "include"),
+            libraries=(libraries / "libc10.so", libraries / "libtorch_cpu.so"),
+        )
+    )
+
+
+def _load(path: Path) -> None:
+    """Register what is in it, and let it ask Python where only Python knows."""
+    kernels = ctypes.CDLL(str(path))
+    record, ask_python = kernels.infiniop_torch_record, kernels.infiniop_torch_ask_python
+    record.argtypes, ask_python.argtypes = [ctypes.c_bool], [ctypes.c_char_p]
+    record.restype = ask_python.restype = None
+
+    def implemented(name: str) -> None:
+        ask_python(name.encode())
+
+    for name, op in OPERATORS.items():
+        if op.dispatcher().implementation(DeviceType.CPU) is not NATIVE:
+            implemented(name)
+    when_implemented.append(implemented)
+    when_recording.append(record)
+
+
 def define() -> None:
     """Register all operators."""
+    path = _kernels()
+    LIBRARY.define("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor")
     for name, schema in SCHEMAS.items():
         function = _gemm if name == "gemm" else getattr(ops, name)
         writes = name.endswith("_")
+        kernel = (_writing if writes else _returning)(function)
         LIBRARY.define(name + schema)
-        for key in ("CPU", "CUDA"):
-            LIBRARY.impl(name, _writing(function) if writes else function, key)
+        PYTHON.define(name + schema)
+        LIBRARY.impl(name, kernel, "CUDA")
+        PYTHON.impl(name, kernel, "CPU")
         result = (lambda *operands: None) if writes else RESULTS[name]
         torch.library.register_fake(f"infiniop::{name}", result, lib=LIBRARY)
+    _load(path)

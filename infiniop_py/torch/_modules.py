@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_linear, _add_rms_norm = torch.ops.infiniop.linear.default, torch.ops.infiniop.add_rms_norm.default
+
 
 class Linear(nn.Linear):
     """``y = x @ weight^T + bias``: :class:`torch.nn.Linear` on this library's product.
@@ -16,13 +18,7 @@ class Linear(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x if x.ndim > 1 else x.unsqueeze(0)
-        gemm, weight = torch.ops.infiniop.gemm.default, self.weight.mT
-        if self.bias is None:
-            y = gemm(rows, weight)
-        else:
-            y = gemm(rows, weight, 1.0, 1.0, self.bias.expand(*rows.shape[:-1], -1))
-        return y if x.ndim > 1 else y.squeeze(0)
+        return _linear(x, self.weight, self.bias)  # type: ignore[no-any-return]
 
 
 class AddRMSNorm(nn.Module):
@@ -47,7 +43,7 @@ class AddRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
 
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.ops.infiniop.add_rms_norm.default(x, residual, self.weight, self.eps)
+        return _add_rms_norm(x, residual, self.weight, self.eps)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
         return f"{self.dim}, eps={self.eps}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from threading import Thread
 from typing import Any
 
 import children
+import numpy as np
 import pytest
 
 import infiniop_py as ip
@@ -129,12 +131,20 @@ def test_opcheck(name: str) -> None:
     torch.library.opcheck(operator, tuple(arguments))
 
 
+#: Torch compiles some of its own rules by what it calls deprecated, and its vmap has none for these.
+forward_mode = pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated:DeprecationWarning",
+    "ignore:There is a performance drop:UserWarning",
+)
+
+
+@forward_mode
 @pytest.mark.parametrize("name", CALLS)
 def test_derivatives(name: str) -> None:
     """Of the results, and of the derivatives."""
     operator, arguments = call_of(name)
-    torch.autograd.gradcheck(operator, arguments)
-    torch.autograd.gradgradcheck(operator, arguments)
+    torch.autograd.gradcheck(operator, arguments, check_forward_ad=True)
+    torch.autograd.gradgradcheck(operator, arguments, check_fwd_over_rev=True)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -153,6 +163,56 @@ def test_derivatives_by_one_operand(name: str, of: int) -> None:
     )
     assert (got is None) == (everything[of] is None)
     assert got is None or torch.equal(got, everything[of])
+
+
+@forward_mode
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("of", range(3))
+def test_derivatives_in_forward_mode_by_one_operand(name: str, of: int) -> None:
+    """That of the results in one direction, as the derivatives by the operands have it."""
+    operator, arguments = call_of(name)
+    at = [i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)]
+    if of >= len(at):
+        return
+    primals = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
+
+    def work(x: Any) -> Any:
+        return as_tuple(operator(*primals[: at[of]], x, *primals[at[of] + 1 :]))
+
+    x = primals[at[of]]
+    direction = torch.ones_like(x).cumsum(-1)
+    _, got = torch.func.jvp(work, (x,), (direction,))
+    wanted = torch.func.jacrev(work)(x)
+    for tangent, jacobian in zip(got, wanted, strict=True):
+        torch.testing.assert_close(tangent, (jacobian * direction).flatten(tangent.ndim).sum(-1))
+
+
+@forward_mode
+def test_torchs_transforms() -> None:
+    a, b = operands((3, 4), (4, 2), grad=False)
+
+    def ours(a: Any) -> Any:
+        return OPS.mul(OPS.gemm(a, b), OPS.gemm(a, b)).sum()
+
+    def theirs(a: Any) -> Any:
+        return ((a @ b) * (a @ b)).sum()
+
+    for transform in (torch.func.grad, torch.func.hessian, torch.func.jacrev):
+        torch.testing.assert_close(transform(ours)(a), transform(theirs)(a))
+    batch = randn(5, 3, 4)
+    torch.testing.assert_close(torch.func.vmap(ours)(batch), torch.func.vmap(theirs)(batch))
+
+
+def test_what_was_kept_goes_after_the_first_derivative() -> None:
+    a, b = operands((3, 4), (3, 4))
+    product = OPS.mul(a, b)
+    product.sum().backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        product.sum().backward()
+    y, residual = OPS.add_rms_norm(a, b, randn(4))
+    assert y.grad_fn is residual.grad_fn and y.grad_fn.name() == "Infiniop_add_rms_norm"
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
 
 
 @pytest.mark.parametrize("of", [0, 1])
@@ -277,6 +337,187 @@ def test_autocast() -> None:
     assert a.grad.dtype == torch.float32 and torch.equal(
         a.grad, b.detach().bfloat16().sum(1).float().expand(3, 4)
     )
+
+
+def test_autocast_converts_a_weight_once() -> None:
+    """Torch keeps what it has converted of a parameter until autocast ends."""
+    weight = randn(4, 4, dtype=torch.float32, grad=True)
+    x = randn(2, 4, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        first, second = OPS.gemm(x, weight), OPS.gemm(x, weight)
+    kept = [y.grad_fn.next_functions[1][0] for y in (first, second)]
+    assert kept[0] is kept[1] and kept[0].name() == "ToCopyBackward0"
+
+
+# ---- past Python -------------------------------------------------------------------------------------------
+
+
+def test_any_number_of_layouts() -> None:
+    """More than there is place for, several times, in several threads at once."""
+    shapes = [(m, n) for m in range(1, 20) for n in range(1, 20)]
+
+    def work(failures: list[Any]) -> None:
+        for _ in range(3):
+            for m, n in shapes:
+                x = torch.arange(m * n, dtype=torch.float32).reshape(m, n)
+                if not torch.equal(OPS.add(x, x.T.contiguous().T), 2 * x):
+                    failures.append((m, n))
+                if not torch.equal(OPS.gemm(x, torch.eye(n)), x):
+                    failures.append((m, n))
+
+    failures: list[Any] = []
+    threads = [Thread(target=work, args=(failures,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_epsilons_are_told_apart() -> None:
+    a = torch.ones(2, 4)
+    results = [OPS.add_rms_norm(a, a, a[0], epsilon)[0][0, 0].item() for epsilon in (0.0, 12.0, 0.0, -0.0)]
+    assert results == [1.0, 0.5, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((2, 3, 4, 5), (2, 3, 5, 6)),
+        ((2, 3, 4, 5), (5, 6)),
+        ((4, 5), (2, 3, 5, 6)),
+        ((2, 1, 4, 5), (1, 3, 5, 6)),
+        ((1, 2, 1, 4, 5), (2, 3, 5, 6)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("swaps", [False, True])
+def test_batches_of_any_layout(shapes: tuple[Any, Any], swaps: bool) -> None:
+    a, b = operands(*shapes, dtype=torch.float32, grad=False)
+    if swaps and a.ndim > 3:  # no one stride walks through its batches
+        a = a.transpose(0, 1).contiguous().transpose(0, 1)
+    got = OPS.gemm(a, b)
+    assert torch.equal(got, ip.gemm(a, b)) and got.shape == (a @ b).shape
+    out = torch.empty(*got.shape[:-1], 2 * got.shape[-1])[..., ::2]
+    OPS.gemm_(out, a, b, 2.0)
+    assert torch.equal(out, 2 * got)
+
+
+def test_odd_operands() -> None:
+    """What the kernels leave to Python, and what they need not."""
+    empty = torch.empty(0, 3)
+    assert OPS.add(empty, empty).shape == (0, 3)
+    assert torch.equal(OPS.gemm(torch.empty(2, 0), torch.empty(0, 3)), torch.zeros(2, 3))
+    assert OPS.gemm(torch.empty(0, 2, 4), torch.empty(4, 3)).shape == (0, 2, 3)
+    assert OPS.add(torch.tensor(1.0), torch.tensor(2.0)).item() == 3
+    x = torch.arange(4.0)
+    assert torch.equal(OPS.add(torch._neg_view(x), x), torch.zeros(4))
+    assert torch.equal(OPS.rearrange(torch.tensor([True, False])), torch.tensor([True, False]))
+    imaginary = torch.conj(torch.tensor([1j, 2j])).imag
+    assert torch.equal(OPS.add(imaginary, imaginary), torch.tensor([-2.0, -4.0]))
+    assert torch.equal(OPS.rearrange(torch.tensor([1 + 2j]).conj()), torch.tensor([1 - 2j]))
+    deep = torch.ones([1] * 17)
+    with pytest.raises(ip.ShapeError, match="17 dimensions"):
+        OPS.add(deep, deep)
+    with pytest.raises(NotImplementedError, match="'SparseCPU' backend"):
+        OPS.add(x.to_sparse(), x.to_sparse())
+    assert OPS.gemm(x[None], x[:, None], 1e300).item() == float("inf")  # as alpha is in F32
+    with pytest.raises(ip.DTypeError, match="a has dtype C64"):
+        OPS.add(x.to(torch.complex64), x.to(torch.complex64))
+    with pytest.raises(ip.ShapeError, match=r"add: c is \(4,\), but a \(2, 4\) and b \(4,\) make \(2, 4\)"):
+        OPS.add_(x, x.expand(2, 4), x)
+    with pytest.raises(ip.ShapeError, match="gemm: c is"):
+        OPS.gemm(x[None], x[:, None], 1.0, 1.0, x)
+    with torch.inference_mode():
+        frozen = torch.ones(3)
+        OPS.add_(frozen, frozen, frozen)
+        assert torch.equal(frozen, torch.full((3,), 2.0))
+
+
+def test_overlaps_are_refused_before_anything_is_written() -> None:
+    x = torch.arange(8.0)
+    before = x.clone()
+    with pytest.raises(ip.ParamError, match=r"add: c with shape \(7,\) overlaps a with shape \(7,\)"):
+        OPS.add_(x[1:], x[:-1], x[:-1])
+    with pytest.raises(ip.StrideError, match="overlap"):
+        OPS.rearrange_(x[:1].expand(4), x[:4])
+    with pytest.raises(ip.ParamError, match=r"gemm: c .*overlaps a"):
+        OPS.gemm_(x[:4].view(2, 2), x[:4].view(2, 2), x[4:].view(2, 2))
+    assert torch.equal(x, before)
+    OPS.add_(x, x, x)
+    assert torch.equal(x, 2 * before)
+
+
+def test_a_recording_takes_them() -> None:
+    """In the thread that records, and in no other."""
+    a, b = operands((3, 4), (3, 4), dtype=torch.float32, grad=False)
+    out = torch.zeros(3, 4)
+    elsewhere: list[Any] = []
+    with ip.Graph() as graph:
+        OPS.mul_(out, a, b)
+        thread = Thread(target=lambda: elsewhere.append(OPS.add(a, b)))
+        thread.start()
+        thread.join()
+    assert len(graph) == 1 and torch.equal(elsewhere[0], a + b)
+    assert torch.equal(out, torch.zeros(3, 4)) and torch.equal(OPS.add(a, b), a + b)
+    graph.run()
+    assert torch.equal(out, a * b)
+
+
+def with_an_implementation_of_its_own() -> None:
+    a = torch.ones(2, 3)
+    assert torch.equal(OPS.add(a, a), 2 * a)
+    calls = []
+
+    def add(c: Any, a: Any, b: Any) -> None:
+        calls.append(c.shape)
+        np.asarray(c)[...] = 7
+
+    ip.Add.dispatcher().register_device("cpu", add)
+    assert torch.equal(OPS.add(a, a), 7 * a) and calls == [(2, 3)]
+    assert torch.equal(OPS.mul(a, a), a) and torch.equal(OPS.gemm(a, a.T), 3 * torch.ones(2, 2))
+
+
+def test_an_implementation_for_the_cpu_is_asked() -> None:
+    children.call(with_an_implementation_of_its_own)
+
+
+def test_one_that_came_before_the_import_is_asked_too() -> None:
+    children.run(
+        "import torch, numpy as np, infiniop_py as ip\n"
+        "ip.Mul.dispatcher().register_device('cpu', lambda c, a, b: np.copyto(np.asarray(c), 7))\n"
+        "import infiniop_py.torch\n"
+        "assert torch.ops.infiniop.mul(torch.ones(2), torch.ones(2)).tolist() == [7, 7]"
+    )
+
+
+def with_another_current_device() -> None:
+    a = torch.ones(3, 5)
+    ip.set_device("qy:1")
+    assert torch.equal(OPS.add(a, a), 2 * a)
+    assert ip.get_device() == ip.Device("qy:1")
+
+
+def test_the_current_device_is_none_of_its_business(tmp_path: Any) -> None:
+    children.call(
+        with_another_current_device, INFINIOP_BACKEND_PATH=str(children.build_fake_backend(tmp_path))
+    )
+
+
+def forks() -> None:
+    x = torch.arange(90000.0).reshape(300, 300)
+    wanted = [OPS.add(x, x).numpy(), OPS.gemm(x, x).numpy(), x.numpy().T]
+
+    def work() -> None:  # torch's own threads do not survive a fork
+        got = [OPS.add(x, x), OPS.gemm(x, x), OPS.rearrange(x.T)]
+        for result, expected in zip(got, wanted, strict=True):
+            assert np.array_equal(result.numpy(), expected)
+
+    children.forked(work)
+
+
+def test_after_fork() -> None:
+    children.call(forks)  # JAX, if it has been imported here, objects
 
 
 @pytest.mark.parametrize("bias", [True, False])
