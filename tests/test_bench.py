@@ -584,6 +584,26 @@ def test_overhead_shows_each_way_to_call(capsys: pytest.CaptureFixture[str]) -> 
         assert line[:45].rstrip() != peer or ratio == "1.00"
 
 
+def test_overhead_in_torch_shows_pairs(capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    assert command.main(["overhead", "--torch", "--rounds", "1"]) == 0
+    shown = {line[:45].rstrip(): line[45:].split() for line in capsys.readouterr().out.splitlines()}
+    rows, names = overhead._torch_ladder()
+    for theirs, own in zip(rows[::2], rows[1::2], strict=True):
+        assert theirs.peer == own.peer == theirs.name == f"{own.name}: torch"
+        assert shown[theirs.name][2] == "1.00"
+        ratio = float(shown[own.name][0]) / float(shown[theirs.name][0])
+        assert float(shown[own.name][2]) == pytest.approx(ratio, rel=0.01, abs=0.006)
+        done = []
+        for row in (own, theirs):
+            names["z"].zero_()
+            names["p"].grad = None
+            result = eval(row.statement, dict(names))
+            grad = names["p"].grad
+            done.append([names["z"].clone() if result is None else result, *([] if grad is None else [grad])])
+        torch.testing.assert_close(*done, rtol=1e-4, atol=1e-4)  # their norm has another epsilon
+
+
 def test_a_row_counts_its_calls_and_not_what_comes_before() -> None:
     done: list[str] = []
     row = overhead.Row("a row", "for i in range(4): call()", 4, lambda: done.append("before"))

@@ -3,6 +3,8 @@
 Eight F32 elements, or matrices of 4 x 4, one thread. All rows take turns in rounds of a few milliseconds
 each; the table has medians, their spread (interquartile range / median), and the ratio to one peer's call. A
 Python loop's own cost is in all rows alike.
+
+With --torch the operators of infiniop_py.torch, each next to the operator of torch's own that it stands for.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class Row:
     statement: str
     calls: int = 1
     before: Callable[[], object] | None = None
+    peer: str | None = None  # the row that it is compared with, if not the one for all
 
     def timer(self, names: dict[str, Any]) -> Callable[[int], float]:
         """The time of one call, from a number of repetitions. The statement is compiled, as a user's is."""
@@ -107,6 +110,46 @@ def _ladder() -> tuple[list[Row], dict[str, Any]]:
     ], names
 
 
+#: What is done, by torch and by infiniop_py.torch.
+_IN_TORCH = (
+    ("add, 8 elements", "torch.add(x, y)", "add(x, y)"),
+    ("add, 8 elements, through torch.ops", "aten_add(x, y)", "add(x, y)"),
+    ("add, written", "torch.add(x, y, out=z)", "add_(z, x, y)"),
+    ("mul, recorded", "torch.mul(x, w)", "mul(x, w)"),
+    ("gemm, 4 x 4", "torch.mm(a, b)", "gemm(a, b)"),
+    ("gemm, 4 x 4, through torch.ops", "aten_mm(a, b)", "gemm(a, b)"),
+    ("gemm, 4 x 4, with an addend", "torch.addmm(c, a, b)", "gemm(a, b, 1.0, 1.0, c)"),
+    ("gemm, 4 x 4, recorded", "torch.mm(a, p)", "gemm(a, p)"),
+    ("gemm, 4 x 4, and its derivatives", "torch.mm(a, p).backward(c)", "gemm(a, p).backward(c)"),
+    ("gemm, 32 x 32", "torch.mm(d, e)", "gemm(d, e)"),
+    ("rearrange, 4 x 4", "a.mT.contiguous()", "rearrange(a.mT)"),
+    ("add_rms_norm, 4 x 4", "(rms_norm(s := a + b, (4,), v), s)", "add_rms_norm(a, b, v)"),
+    ("Linear, 4 x 4, recorded", "their_linear(a)", "our_linear(a)"),
+)  # fmt: skip
+
+
+def _torch_ladder() -> tuple[list[Row], dict[str, Any]]:
+    torch: Any = import_module("torch")
+    ours: Any = import_module("infiniop_py.torch")
+    torch.set_num_threads(1)
+    x, a, d = torch.ones(8), torch.ones(4, 4), torch.ones(32, 32)
+    names: dict[str, Any] = {
+        "torch": torch, "x": x, "y": x.clone(), "z": x.clone(), "w": x.clone().requires_grad_(),
+        "a": a, "b": a.clone(), "c": a.clone(), "p": a.clone().requires_grad_(), "v": a[0].clone(),
+        "d": d, "e": d.clone(),
+        "rms_norm": torch.nn.functional.rms_norm,
+        "their_linear": torch.nn.Linear(4, 4), "our_linear": ours.Linear(4, 4),
+        "aten_add": torch.ops.aten.add.Tensor, "aten_mm": torch.ops.aten.mm.default,
+        **{name: getattr(torch.ops.infiniop, name).default
+           for name in ("add", "add_", "mul", "gemm", "rearrange", "add_rms_norm")},
+    }  # fmt: skip
+    names["our_linear"].load_state_dict(names["their_linear"].state_dict())
+    rows = []
+    for name, theirs, own in _IN_TORCH:
+        rows += [Row(f"{name}: torch", theirs, peer=f"{name}: torch"), Row(name, own, peer=f"{name}: torch")]
+    return rows, names
+
+
 def main(argv: Sequence[str]) -> int:
     """Print the ladder; returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -117,9 +160,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--rounds", type=int, default=_ROUNDS, help=f"how often each row has its turn (default {_ROUNDS})"
     )
-    rounds = max(parser.parse_args(argv).rounds, 3)
+    parser.add_argument("--torch", action="store_true", help="the operators of infiniop_py.torch")
+    options = parser.parse_args(argv)
+    rounds = max(options.rounds, 3)
     with num_threads(1):
-        rows, names = _ladder()
+        rows, names = _torch_ladder() if options.torch else _ladder()
         timers = [row.timer(names) for row in rows]
         counts = []
         for row, seconds in zip(rows, timers):
@@ -141,11 +186,13 @@ def main(argv: Sequence[str]) -> int:
                 gc.enable()
         progress.close()
     medians = [median(seen) for seen in samples]
-    peer = next((i for i, row in enumerate(rows) if row.name == _PEER), 0)
+    at = {row.name: i for i, row in enumerate(rows)}
+    peer = at.get(_PEER, 0)
     for name, value in facts().items():
         print(f"{name}: {value}")
-    print(f"\n{'call':45} {'ns':>7} {'spread':>7}  / {rows[peer].name}")
+    print(f"\n{'call':45} {'ns':>7} {'spread':>7}  / {'torch' if options.torch else rows[peer].name}")
     for row, seen, middle in zip(rows, samples, medians):
         low, _, high = quantiles(seen, n=4)
-        print(f"{row.name:45} {middle * 1e9:7.0f} {(high - low) / middle:7.1%}  {middle / medians[peer]:.2f}")
+        ratio = middle / medians[at[row.peer] if row.peer else peer]
+        print(f"{row.name:45} {middle * 1e9:7.0f} {(high - low) / middle:7.1%}  {ratio:.2f}")
     return 0
