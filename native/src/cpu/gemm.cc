@@ -42,6 +42,11 @@ constexpr int64_t kInPlaceManyRows = 1024; // so many rows of A on
 constexpr int64_t kInPlaceFewRows = 32;
 constexpr int64_t kInPlaceFewRowsRun =
     1024; // so that the next K block, on its way from memory, has room beside this one
+/* With a smaller second-level cache, see GemmKernel: half of it, and rows of B so far apart that a K block of 256 of them meets in
+ * 16 of its sets, of 8 lines each, at 64 KiB from the first to the last set. */
+constexpr int64_t kInPlaceNearB = 256 * 1024;
+constexpr int64_t kInPlaceCrowdedEvery = 4096;
+constexpr int64_t kInPlaceOneGroup = 4; // rows of A for which it does not matter
 
 /* Columns. */
 constexpr int64_t kColumnsA = 256 * 1024; // bytes of a K block of packed A: a quarter of the second-level cache
@@ -362,7 +367,12 @@ struct InPlace final : Way {
     static bool applies(const Gemm &g) {
         if (g.b.col != 1 || g.n == 1) return g.b.row == 1 && g.m <= g.kernel.in_place_rows && a_fits(g);
         // Elements that are converted at each use are worth it for few rows; else B comes from the caches again and again.
-        if (g.m <= kInPlaceFewRows) return a_fits(g);
+        const bool small_cache = g.kernel.has_small_l2 && !converts(g);
+        if (g.m <= kInPlaceFewRows) {
+            const bool crowded = g.k > kBlockK && g.b.row * g.size % kInPlaceCrowdedEvery == 0;
+            return a_fits(g) && !(small_cache && crowded && g.m > kInPlaceOneGroup);
+        }
+        if (small_cache && g.n > kInPlaceNearB / g.size / g.k) return false;
         const bool far = std::abs(g.b.row) * g.size >= kInPlaceFarRows && g.m >= kInPlaceManyRows;
         return !converts(g) && g.a.col == 1 && !far;
     }

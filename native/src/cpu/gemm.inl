@@ -441,7 +441,7 @@ template <class T>
 constexpr GemmKernel gemm_kernel() {
     using U = Units<T>;
     GemmKernel kernel{
-        kGemmRows, 2 * U::Sums::N, kInPlaceMaxRows, sizeof(typename U::Unit), U::kDepth, gemm_pack<T>, {}, {},
+        kGemmRows, 2 * U::Sums::N, kInPlaceMaxRows, sizeof(typename U::Unit), U::kDepth, kSmallL2, gemm_pack<T>, {}, {},
         {},        gemm_store<T>};
     fill_products<T, kFast>(kernel);
     if constexpr (U::kFlush)

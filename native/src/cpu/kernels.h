@@ -104,6 +104,7 @@ struct GemmKernel {
     int in_place_rows; // most rows of the kernels that read B where it lies
     int acc_size;      // bytes, and those of a unit
     int unit_k;        // elements
+    bool has_small_l2; // is 512 KiB all that may be expected of the second-level cache? Else 1 MiB
     /** Packs `count` rows (or columns) of depth kc into panels that are panel_stride units apart: element k of row w is
      *  src[w * stride_w + k * stride_k]; the last panel is filled up with 0. Returns the least exponent. */
     int (*pack)(void *panels, int64_t panel_stride, const void *src, int64_t stride_w, int64_t stride_k, int64_t count,
