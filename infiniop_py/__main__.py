@@ -14,6 +14,7 @@ COMMANDS = {
     "config": ("infiniop_py._config", "flags and folders for a C or C++ compiler, CMake and pkg-config"),
     "demo": ("infiniop_py._demo", "one decoder layer's residual and MLP path, checked and timed"),
     "bench": ("infiniop_py._bench.command", "this library against its peers and this machine's limits"),
+    "scale": ("infiniop_py._scale.command", "what a model would take on several devices, predicted"),
 }
 
 
