@@ -304,7 +304,7 @@ def test_a_model_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
         ((*EXAMPLE, "--devices", "0"), "is no number from 1"),
         ((*EXAMPLE, "--overlap", "2"), "is no number from 0 to 1"),
         ((*EXAMPLE, "--context", "5"), "--context is 5, needs at least the 2048 tokens of --prompt"),
-        ((*EXAMPLE, "--devices", "81"), "no plan shares this model out over 81 devices and 16 sequences"),
+        ((*EXAMPLE, "--devices", "97"), "no plan shares this model out over 97 devices and 16 sequences"),
         ((*EXAMPLE, "--dtype", "I8"), "invalid choice"),
     ],
 )  # fmt: skip
