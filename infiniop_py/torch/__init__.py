@@ -12,9 +12,14 @@
     torch.ops.infiniop.rearrange_(y!, x)
 
 They compute what the functions of :mod:`infiniop_py` do and refuse what those refuse. In the first form they
-are recorded by autograd, can be differentiated any number of times, and follow ``torch.autocast``; those that
-write an operand return nothing, and refuse tensors that require grad while grad mode is on. ``torch.compile``
-traces all of them, ``fullgraph=True`` too, and none is fused with what torch generates.
+are recorded by autograd, can be differentiated any number of times and in forward mode, and follow
+``torch.autocast``; those that write an operand return nothing, and refuse tensors that require grad while
+grad mode is on. ``torch.compile`` traces all of them, ``fullgraph=True`` too, and none is fused with what
+torch generates.
+
+The kernels for the CPU are in C++, and the first import compiles them against the headers of the torch that
+is installed (LibraryError without a C++20 compiler). Calls that they do themselves are in no cache or log of
+the package. Recording threads and operators with an implementation registered for the CPU go through Python.
 
 Under autocast ``gemm`` takes its operands, but for F64, as the dtype of autocast; ``add``, ``mul`` and
 ``add_rms_norm`` convert theirs to the wider of their dtypes (F32 for F16 and BF16). Without it nothing is

@@ -15,7 +15,7 @@ from .. import ops
 from .._bindings import Binding, compiled
 from .._bypass import when_implemented, when_recording
 from .._native_op import NATIVE
-from ..device import DeviceType
+from ..device import DeviceType, thread
 from ..graph_operator import OPERATORS
 from ..ops._products import product_shape
 
@@ -119,6 +119,7 @@ def _load(path: Path) -> None:
             implemented(name)
     when_implemented.append(implemented)
     when_recording.append(record)
+    record(thread.recording is not None)
 
 
 def define() -> None:

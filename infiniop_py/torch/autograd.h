@@ -191,7 +191,8 @@ inline void set_tangent(const Tensor &x, const Tensor &tangent) {
 
 inline Tensor gemm_recorded(c10::DispatchKeySet keys, const Tensor &a, const Tensor &b, double alpha, double beta,
                             const std::optional<Tensor> &addend) {
-    const Tensor &c = addend.has_value() ? *addend : Tensor();
+    if (!addend.has_value() && are_unknown(a, b)) return below<Gemm>(keys, gemm_on_cpu, a, b, alpha, beta, addend);
+    const Tensor c = addend.value_or(Tensor());
     const auto node = node_for<GemmNode>(a, b, c);
     if (node) {
         node->alpha = alpha;

@@ -107,6 +107,12 @@ public:
             descriptor = nullptr;
         }
 
+        bool is(int other_op, const Layouts &other, float other_epsilon) const {
+            return descriptor != nullptr && op == other_op && layouts.size() == other.size() &&
+                   std::memcmp(layouts.data(), other.begin(), other.size() * sizeof(int64_t)) == 0 &&
+                   std::memcmp(&epsilon, &other_epsilon, sizeof epsilon) == 0;
+        }
+
         Descriptor descriptor = nullptr;
         size_t workspace_size = 0;
         int op = 0;
@@ -120,10 +126,7 @@ public:
         for (size_t i = 0; i < layouts.size(); ++i)
             hash = (hash ^ static_cast<uint64_t>(layouts.begin()[i])) * 0x9E3779B97F4A7C15u;
         Entry &entry = entries_[hash >> 57];
-        const bool same = entry.descriptor != nullptr && entry.op == op && entry.layouts.size() == layouts.size() &&
-                          std::equal(entry.layouts.begin(), entry.layouts.end(), layouts.begin()) &&
-                          std::memcmp(&entry.epsilon, &epsilon, sizeof epsilon) == 0;
-        return same || make(entry, op, layouts, epsilon) ? &entry : nullptr;
+        return entry.is(op, layouts, epsilon) || make(entry, op, layouts, epsilon) ? &entry : nullptr;
     }
 
 private:
@@ -258,7 +261,9 @@ struct Batch {
 inline bool product_shape(const Tensor &a, const Tensor &b, at::DimVector &shape) {
     if (a.dim() < 2 || b.dim() < 2 || a.size(-1) != b.size(-2) || !have_one_dtype(a, b)) return false;
     const at::IntArrayRef of_a = a.sizes(), of_b = b.sizes();
-    if (!broadcast(of_a.slice(0, of_a.size() - 2), of_b.slice(0, of_b.size() - 2), shape)) return false;
+    if ((a.dim() > 2 || b.dim() > 2) &&
+        !broadcast(of_a.slice(0, of_a.size() - 2), of_b.slice(0, of_b.size() - 2), shape))
+        return false;
     shape.push_back(a.size(-2));
     shape.push_back(b.size(-1));
     return std::find(shape.begin(), shape.end(), 0) == shape.end();

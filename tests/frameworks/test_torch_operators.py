@@ -464,6 +464,17 @@ def test_a_recording_takes_them() -> None:
     assert torch.equal(out, a * b)
 
 
+def test_a_recording_that_began_before_the_import() -> None:
+    children.run(
+        "import torch, infiniop_py as ip\n"
+        "x = torch.ones(2); out = torch.zeros(2)\n"
+        "with ip.Graph() as graph:\n"
+        "    import infiniop_py.torch\n"
+        "    torch.ops.infiniop.add_(out, x, x)\n"
+        "assert len(graph) == 1 and out.tolist() == [0, 0], (len(graph), out)"
+    )
+
+
 def with_an_implementation_of_its_own() -> None:
     a = torch.ones(2, 3)
     assert torch.equal(OPS.add(a, a), 2 * a)
