@@ -478,6 +478,11 @@ def _gemm_layouts() -> Iterator[Case]:
         for layouts in (("padded", "T", "C"), ("T", "T", "T"), ("sliced", "mirrored", "sliced")):
             yield gemm(260, 70, 300, dtype, layouts, beta=-0.5)
             yield gemm(520, 130, 257, dtype, layouts)
+        # So much of B that it is streamed, for few rows of A; runs end in the middle of vectors.
+        for layouts in (("C", "C", "C"), ("padded", "T", "reversed_rows"), ("sliced", "sliced", "padded")):
+            for edge in ("begin", "end"):
+                for m, n, k in sizes("1x1101x263 2x1027x300 3x2051x265 4x1027x519"):
+                    yield gemm(m, n, k, dtype, layouts, beta=-0.5, edge=edge)
     for dtype in FLOATS:
         for m, n, k in sizes("1x17x9 17x1x9 17x9x1 1x1x9 1x1x1"):
             for layout in ("odd_ones", "column", "F", "sliced"):
@@ -556,16 +561,16 @@ def _gemm_batches() -> Iterator[Case]:
 
 def _gemm_values() -> Iterator[Case]:
     for dtype in FLOATS:
-        for m, n, k in sizes("64x64x64 33x65x129 16x32x1025 1x300x384 300x1x384 16x16x4096"):
+        for m, n, k in sizes("64x64x64 33x65x129 16x32x1025 1x300x384 300x1x384 16x16x4096 4x1101x263"):
             yield gemm(m, n, k, dtype, data="normal")
             yield gemm(m, n, k, dtype, ("C", "T", "T"), data="normal", alpha=0.3)
-        for m, n, k in sizes("5x7x4 12x33x9 40x64x300 1x40x33"):
+        for m, n, k in sizes("5x7x4 12x33x9 40x64x300 1x40x33 3x1101x263"):
             yield gemm(m, n, k, dtype, data="large")
             yield gemm(m, n, k, dtype, data="subnormal")
             yield gemm(m, n, k, dtype, data="subnormal", beta=1.0)
-        for m, n, k in sizes("3x2x5 9x33x17 40x64x300"):
+        for m, n, k in sizes("3x2x5 9x33x17 40x64x300 3x1101x263"):
             yield gemm(m, n, k, dtype, data="nonfinite")
-        for m, n, k in sizes("13x35x1 13x35x5 30x70x64"):
+        for m, n, k in sizes("13x35x1 13x35x5 30x70x64 4x1101x263"):
             yield gemm(m, n, k, dtype, data="overflow")
     yield gemm(257, 513, 385, "f32", data="normal")
     yield gemm(129, 257, 513, "bf16", ("C", "T", "C"), data="normal")
@@ -584,7 +589,7 @@ def _epilogues() -> Iterator[Case]:
         # Each way to compute a product, and sizes around those of tiles and tasks.
         for m, n, k in sizes(
             "1x1x1 1x33x9 33x1x9 7x17x33 33x65x40 70x64x260 1x513x300 513x1x300 2060x3x20 3x2060x20 "
-            "31x1030x257 97x65x33 257x300x129 200x70x513"
+            "31x1030x257 97x65x33 257x300x129 200x70x513 2x1101x263"
         ):
             yield row(m, n, k, data="normal")
             yield row(m, n, k, ("padded", "C", "T", "last_zero"), data="normal", alpha=0.3)

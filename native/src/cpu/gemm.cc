@@ -2,7 +2,8 @@
  *
  *  in place  B is multiplied where it lies, in tasks that need nothing of each other: F32 and F64 where the rows of B and of A are
  *            contiguous, of any size, since a K block of B's part in a task stays in the second-level cache; every dtype
- *            where A has few rows. A is not packed either, unless it must be converted.
+ *            where A has few rows. A is not packed either, unless it must be converted. With very few rows and a small cache,
+ *            the rows of B are streamed a few at a time.
  *  columns   so few rows that a K block of A stays in the second-level cache beside B's: A is packed once, as a whole; threads
  *            share the columns of C, and each packs the part of B that it needs and uses it at once. Between the threads there
  *            is nothing to wait for, and no line of B that one of them wrote and another reads.
@@ -46,7 +47,6 @@ constexpr int64_t kInPlaceFewRowsRun =
  * 16 of its sets, of 8 lines each, at 64 KiB from the first to the last set. */
 constexpr int64_t kInPlaceNearB = 256 * 1024;
 constexpr int64_t kInPlaceCrowdedEvery = 4096;
-constexpr int64_t kInPlaceOneGroup = 4; // rows of A for which it does not matter
 
 /* Columns. */
 constexpr int64_t kColumnsA = 256 * 1024; // bytes of a K block of packed A: a quarter of the second-level cache
@@ -360,21 +360,27 @@ struct Blocked final : Way {
 struct InPlace final : Way {
     bool by_rows;           // which dimension of B is contiguous
     bool packs_a;           // it must be converted
+    bool streams;           // B comes from memory
     int64_t task_m, task_n; // rows and columns of C in a task
     int64_t tasks_m, tasks_n;
     int64_t bytes_a, bytes_sums;
 
     static bool applies(const Gemm &g) {
         if (g.b.col != 1 || g.n == 1) return g.b.row == 1 && g.m <= g.kernel.in_place_rows && a_fits(g);
-        // Elements that are converted at each use are worth it for few rows; else B comes from the caches again and again.
+        if (may_stream(g)) return a_fits(g);
         const bool small_cache = g.kernel.has_small_l2 && !converts(g);
+        // Elements that are converted at each use are worth it for few rows; else B comes from the caches again and again.
         if (g.m <= kInPlaceFewRows) {
             const bool crowded = g.k > kBlockK && g.b.row * g.size % kInPlaceCrowdedEvery == 0;
-            return a_fits(g) && !(small_cache && crowded && g.m > kInPlaceOneGroup);
+            return a_fits(g) && !(small_cache && crowded);
         }
         if (small_cache && g.n > kInPlaceNearB / g.size / g.k) return false;
         const bool far = std::abs(g.b.row) * g.size >= kInPlaceFarRows && g.m >= kInPlaceManyRows;
         return !converts(g) && g.a.col == 1 && !far;
+    }
+    /** Few rows, and more of B than the second-level cache keeps. */
+    static bool may_stream(const Gemm &g) {
+        return g.kernel.has_small_l2 && g.m <= kStreamRows && g.n > kInPlaceNearB / g.size / g.k;
     }
     static bool converts(const Gemm &g) { return g.size != g.kernel.acc_size; }
     /** May A be packed as a whole? K alone can be as long as 0 strides allow. */
@@ -383,7 +389,12 @@ struct InPlace final : Way {
     InPlace(const Gemm &gemm, int threads) : Way(gemm), by_rows(b.col == 1 && n > 1), packs_a(converts(gemm)) {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         task_m = std::min(m, kInPlaceTaskRows);
-        const int64_t run = (m <= kInPlaceFewRows ? kInPlaceFewRowsRun : kInPlaceRun) / size;
+        int64_t run = (m <= kInPlaceFewRows ? kInPlaceFewRowsRun : kInPlaceRun) / size;
+        streams = by_rows && may_stream(*this);
+        if (streams) { // equal shares of the longest runs
+            const int64_t longest = kStreamSums / kernel.acc_size / m;
+            run = ceil_div(n, threads * ceil_div(n, threads * longest));
+        }
         task_n = std::min(by_rows ? round_up(run, nr) : nr, round_up(ceil_div(n, threads), nr));
         while (threads > 1 && task_m > 32 && ceil_div(m, task_m) * ceil_div(n, task_n) < threads * kEach) task_m -= 8;
         tasks_m = ceil_div(m, task_m);
@@ -420,8 +431,8 @@ struct InPlace final : Way {
     }
 
     std::string describe() const override {
-        return std::string("in place by ") + (by_rows ? "rows" : "columns") + " of B" + (packs_a ? ", A packed" : "") +
-               ", tasks " + text(task_m) + " x " + text(task_n);
+        return std::string(streams ? "streamed by " : "in place by ") + (by_rows ? "rows" : "columns") + " of B" +
+               (packs_a ? ", A packed" : "") + ", tasks " + text(task_m) + " x " + text(task_n);
     }
 
     /** Rows i0.., columns j0.. of C. */
@@ -434,7 +445,7 @@ struct InPlace final : Way {
     void fetch_ahead(const Run &r, const Task &t, int64_t k0, int64_t i, int64_t rows, GemmInPlace &g) const {
         g.ahead = g.b;
         g.ahead_every = 0;
-        if (!by_rows) return;
+        if (!by_rows || streams) return;
         if (m > kInPlaceFewRows) { // the columns beside, which the other rows find in the cache
             if (i > 0) return;
             g.ahead = at_b(r.b, k0, t.j0 + 2 * nr);
@@ -445,8 +456,16 @@ struct InPlace final : Way {
         }
     }
 
+    /** How many of the rows that are left are multiplied at once. */
+    int64_t group(int64_t left) const {
+        return *std::find_if(std::begin(kInPlaceRows), std::end(kInPlaceRows),
+                             [&](int64_t rows) { return rows <= kernel.in_place_rows && rows <= left; });
+    }
+
     int multiply(const Run &r, const Task &t, int exactness, bool to_c) const {
-        const GemmInPlaceKernel *const kernels = by_rows ? kernel.rows[exactness] : kernel.columns[exactness];
+        const GemmInPlaceKernel *const kernels = streams   ? kernel.streams[exactness]
+                                                 : by_rows ? kernel.rows[exactness]
+                                                           : kernel.columns[exactness];
         int least = kLeastOfNothing;
         for (int64_t k0 = 0; k0 < k; k0 += kBlockK) {
             const bool last = k0 + kBlockK >= k;
@@ -463,8 +482,7 @@ struct InPlace final : Way {
             g.alpha = r.alpha;
             g.beta = r.beta;
             for (int64_t i = 0, rows; i < t.m; i += rows) {
-                rows = *std::find_if(std::begin(kInPlaceRows), std::end(kInPlaceRows),
-                                     [&](int64_t rows) { return rows <= kernel.in_place_rows && rows <= t.m - i; });
+                rows = streams ? t.m : group(t.m - i);
                 fetch_ahead(r, t, k0, i, rows, g);
                 g.a = packs_a ? r.workspace + (k0 / kBlockK * units(kBlockK) * m + t.i0 + i) * kernel.acc_size
                               : at_a(r.a, t.i0 + i, k0);

@@ -339,6 +339,87 @@ int gemm_rows(const GemmInPlace &g) {
     return least.exponent();
 }
 
+/** One row of `units` after the other: what they add to the sums of R rows and C * N columns, or of n_last < N if C is 1. */
+template <class T, int Exactness, int R, int G, int C>
+INFINI_INLINE void stream_tile(const typename Units<T>::Vector (&a)[G][R], const T *b, int64_t stride, int64_t n_last,
+                               bool pairs_up, typename Units<T>::Sums::Scalar *sums, int64_t ld,
+                               typename Units<T>::Least &least) {
+    using U = Units<T>;
+    using V = typename U::Sums;
+    constexpr int N = V::N;
+    V s[R][C];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) s[r][c] = load(sums + r * ld + c * N);
+#pragma GCC unroll 16
+    for (int u = 0; u < G; ++u) {
+        typename U::Vector x[C];
+        const T *at = b + u * U::kDepth * stride, *next_k = pairs_up && U::kDepth > 1 ? at + stride : nullptr;
+        if constexpr (C == 1)
+            x[0] = U::across_n(at, next_k, n_last, least);
+        else
+            U::across(x, at, next_k, least);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+            for (int c = 0; c < C; ++c) s[r][c] = multiply_add<Exactness>(a[u][r], x[c], s[r][c]);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) store(sums + r * ld + c * N, s[r][c]);
+}
+
+/** G units of n columns. */
+template <class T, int Exactness, int R, int G>
+INFINI_INLINE void stream_units(const GemmInPlace &g, const typename Units<T>::Unit *a, const T *b, int64_t n,
+                                bool pairs_up, typename Units<T>::Sums::Scalar *sums, int64_t ld,
+                                typename Units<T>::Least &least) {
+    constexpr int N = Units<T>::Sums::N;
+    typename Units<T>::Vector wide[G][R];
+    for (int u = 0; u < G; ++u)
+        for (int r = 0; r < R; ++r) wide[u][r] = broadcast(a[r * g.a_row + u * g.a_unit]);
+    int64_t j = 0;
+    for (; j + 2 * N <= n; j += 2 * N)
+        stream_tile<T, Exactness, R, G, 2>(wide, b + j, g.b_stride, N, pairs_up, sums + j, ld, least);
+    for (; j < n; j += N)
+        stream_tile<T, Exactness, R, G, 1>(wide, b + j, g.b_stride, n - j < N ? n - j : N, pairs_up, sums + j, ld,
+                                           least);
+}
+
+/** As gemm_rows, for a B that comes from memory: a few of its rows at a time, in runs as long as their sums fit the first-level
+ *  cache, since memory is faster at that than at short runs of many rows. */
+template <class T, int Exactness, int R>
+int gemm_streams(const GemmInPlace &g) {
+    using U = Units<T>;
+    using V = typename U::Sums;
+    using Acc = typename V::Scalar;
+    constexpr int N = V::N, G = R == 1 ? 8 : 4;
+    constexpr int64_t kRun = kStreamSums / sizeof(Acc) / R / (2 * N) * (2 * N);
+    alignas(64) Acc sums[R * kRun];
+    typename U::Least least;
+    const int64_t units = g.kc / U::kDepth;
+    for (int64_t j0 = 0; j0 < g.n; j0 += kRun) {
+        const int64_t n = g.n - j0 < kRun ? g.n - j0 : kRun;
+        for (int64_t i = 0; i < R * kRun; i += N) store(sums + i, zero(V{}));
+        const auto *a = static_cast<const typename U::Unit *>(g.a);
+        const T *b = static_cast<const T *>(g.b) + j0;
+        int64_t u = 0;
+        for (; u + G <= units; u += G, a += G * g.a_unit, b += G * U::kDepth * g.b_stride)
+            stream_units<T, Exactness, R, G>(g, a, b, n, true, sums, kRun, least);
+        for (; u < units; ++u, a += g.a_unit, b += U::kDepth * g.b_stride)
+            stream_units<T, Exactness, R, 1>(g, a, b, n, true, sums, kRun, least);
+        if (g.kc % U::kDepth != 0) stream_units<T, Exactness, R, 1>(g, a, b, n, false, sums, kRun, least);
+        for (int64_t j = 0; j < n; j += N) {
+            V s[R][1];
+            for (int r = 0; r < R; ++r) s[r][0] = load(sums + r * kRun + j);
+            finish_in_place<T, R, 1>(g, j0 + j, n - j < N ? n - j : N, s);
+        }
+    }
+    return least.exponent();
+}
+
 /** Columns of B that are contiguous in k: N x N blocks are transposed in registers and used at once. */
 template <class T, int Exactness, int R>
 int gemm_columns(const GemmInPlace &g) {
@@ -426,9 +507,16 @@ constexpr void fill_in_place(GemmKernel &kernel) {
     }
 }
 
+template <class T, int Exactness, int R>
+constexpr void fill_streams(GemmKernel &kernel) {
+    kernel.streams[Exactness][R] = gemm_streams<T, Exactness, R>;
+    if constexpr (R > 1) fill_streams<T, Exactness, R - 1>(kernel);
+}
+
 template <class T, int Exactness>
 constexpr void fill_products(GemmKernel &kernel) {
     fill_multiply<T, Exactness, kGemmRows>(kernel);
+    if constexpr (kSmallL2) fill_streams<T, Exactness, kStreamRows>(kernel);
     static_assert(sizeof kInPlaceRows / sizeof *kInPlaceRows == 5);
     fill_in_place<T, Exactness, kInPlaceRows[0]>(kernel);
     fill_in_place<T, Exactness, kInPlaceRows[1]>(kernel);
@@ -440,9 +528,18 @@ constexpr void fill_products(GemmKernel &kernel) {
 template <class T>
 constexpr GemmKernel gemm_kernel() {
     using U = Units<T>;
-    GemmKernel kernel{
-        kGemmRows, 2 * U::Sums::N, kInPlaceMaxRows, sizeof(typename U::Unit), U::kDepth, kSmallL2, gemm_pack<T>, {}, {},
-        {},        gemm_store<T>};
+    GemmKernel kernel{kGemmRows,
+                      2 * U::Sums::N,
+                      kInPlaceMaxRows,
+                      sizeof(typename U::Unit),
+                      U::kDepth,
+                      kSmallL2,
+                      gemm_pack<T>,
+                      {},
+                      {},
+                      {},
+                      {},
+                      gemm_store<T>};
     fill_products<T, kFast>(kernel);
     if constexpr (U::kFlush)
         fill_products<T, kExact>(kernel);

@@ -66,7 +66,9 @@ using StreamRow = void (*)(void *dst, const void *src, int64_t n);
 /** out[rows][nr] = A panel^T * B panel, each sum in order of k; plus in[rows][nr] where `in` is not null. */
 using GemmMultiply = void (*)(int64_t units, const void *a_panel, const void *b_panel, const void *in, void *out);
 
-constexpr int kGemmMaxRows = 12; // of any instruction set's tile
+constexpr int kStreamRows = 4;             // most of A for which B is streamed
+constexpr int64_t kStreamSums = 16 * 1024; // bytes of the sums of one run
+constexpr int kGemmMaxRows = 12;           // of any instruction set's tile
 
 /** A few rows of A times kc rows of a B that is read where it lies, in order of k. Strides in elements, those of A in units. */
 struct GemmInPlace {
@@ -111,6 +113,7 @@ struct GemmKernel {
                 int64_t width, int64_t kc);
     GemmMultiply multiply[2][kGemmMaxRows + 1];     // by exactness and the rows of the A panel, 1 to mr
     GemmInPlaceKernel rows[2][kGemmMaxRows + 1];    // b[k * b_stride + j]
+    GemmInPlaceKernel streams[2][kStreamRows + 1];  // the same, for a B from memory; null if has_small_l2 is false
     GemmInPlaceKernel columns[2][kGemmMaxRows + 1]; // b[j * b_stride + k]
     /** c[i * row_stride + j * col_stride] = alpha * sums[i * ld + j] + beta * c[...] for i < m, j < n, rounded once. c is not read
      *  when beta is 0. */
