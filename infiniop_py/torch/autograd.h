@@ -29,10 +29,9 @@ class Node : public torch::autograd::Node {
 public:
     std::string name() const override { return std::string("Infiniop_") + Op::kName; }
 
-    template <class... Tensors>
-    void save(const Tensors &...tensors) {
-        size_t i = 0;
-        ((saved_[i++] = SavedVariable(tensors, false)), ...);
+    /** An operand, if a derivative needs it: what is kept stays in memory, and must not be written until then. */
+    void save(size_t i, const Tensor &operand, bool is_needed) {
+        if (is_needed) saved_[i] = SavedVariable(operand, false);
     }
     /** A result, which knows this node already. */
     void save_result(size_t i, const Tensor &result) { saved_[i] = SavedVariable(result, true); }
@@ -56,8 +55,11 @@ private:
 
 using at::sum_to; // of a derivative by an operand that was broadcast
 
+using Shape = std::vector<c10::SymInt>;
+
 struct GemmNode : Node<Gemm, 2> {
     double alpha = 1, beta = 0;
+    Shape of_a, of_b;
 
     variable_list apply(variable_list &&d_results) override {
         variable_list d(3);
@@ -67,18 +69,18 @@ struct GemmNode : Node<Gemm, 2> {
         const auto gemm = [&](const Tensor &x, const Tensor &y) {
             return call<Gemm>(x, y, alpha, 0.0, std::optional<Tensor>());
         };
-        if (task_should_compute_output(0)) d[0] = sum_to(gemm(d_result, b.mT()), a.sym_sizes());
+        if (task_should_compute_output(0)) d[0] = sum_to(gemm(d_result, b.mT()), of_a);
         if (task_should_compute_output(1))
             // Where b is one matrix, one product: what it sums over batches is rounded once.
-            d[1] = b.dim() == 2 ? gemm(a.flatten(0, -2).mT(), d_result.flatten(0, -2))
-                                : sum_to(gemm(a.mT(), d_result), b.sym_sizes());
+            d[1] = of_b.size() == 2 ? gemm(a.flatten(0, -2).mT(), d_result.flatten(0, -2))
+                                    : sum_to(gemm(a.mT(), d_result), of_b);
         if (task_should_compute_output(2)) d[2] = d_result * beta;
         return d;
     }
 };
 
 struct AddNode : Node<Add, 0> {
-    std::array<std::vector<c10::SymInt>, 2> shapes;
+    std::array<Shape, 2> shapes;
 
     variable_list apply(variable_list &&d_results) override {
         variable_list d(2);
@@ -89,12 +91,14 @@ struct AddNode : Node<Add, 0> {
 };
 
 struct MulNode : Node<Mul, 2> {
+    std::array<Shape, 2> shapes;
+
     variable_list apply(variable_list &&d_results) override {
         variable_list d(2);
         if (!d_results[0].defined()) return d;
         const auto x = saved();
         for (size_t i = 0; i < 2; ++i)
-            if (task_should_compute_output(i)) d[i] = sum_to(call<Mul>(d_results[0], x[1 - i]), x[i].sym_sizes());
+            if (task_should_compute_output(i)) d[i] = sum_to(call<Mul>(d_results[0], x[1 - i]), shapes[i]);
         return d;
     }
 };
@@ -118,6 +122,7 @@ struct Norm {
  *  the derivative by both of what was added. */
 struct AddRMSNormNode : Node<AddRMSNorm, 2> {
     double epsilon = 0;
+    at::ScalarType of_weight = at::kFloat;
 
     variable_list apply(variable_list &&d_results) override {
         variable_list d(3);
@@ -135,7 +140,7 @@ struct AddRMSNormNode : Node<AddRMSNorm, 2> {
             const Tensor d_r = s * (g - r * (s * s * mean_of_rows(g * r)));
             d[0] = d[1] = plus(d_r, d_residual).to(residual.scalar_type());
         }
-        if (task_should_compute_output(2)) d[2] = sum_to(dy * r * s, weight.sym_sizes()).to(weight.scalar_type());
+        if (task_should_compute_output(2)) d[2] = sum_to(dy * r * s, {r.sym_sizes().back()}).to(of_weight);
         return d;
     }
 };
@@ -197,7 +202,10 @@ inline Tensor gemm_recorded(c10::DispatchKeySet keys, const Tensor &a, const Ten
     if (node) {
         node->alpha = alpha;
         node->beta = beta;
-        node->save(a, b);
+        node->of_a = a.sym_sizes().vec();
+        node->of_b = b.sym_sizes().vec();
+        node->save(0, a, node->should_compute_output(1));
+        node->save(1, b, node->should_compute_output(0));
     }
     Tensor result = below<Gemm>(keys, gemm_on_cpu, a, b, alpha, beta, addend);
     if (node) torch::autograd::set_history(result, node);
@@ -223,7 +231,11 @@ inline Tensor add_recorded(c10::DispatchKeySet keys, const Tensor &a, const Tens
 
 inline Tensor mul_recorded(c10::DispatchKeySet keys, const Tensor &a, const Tensor &b) {
     const auto node = node_for<MulNode>(a, b);
-    if (node) node->save(a, b);
+    if (node) {
+        node->shapes = {a.sym_sizes().vec(), b.sym_sizes().vec()};
+        node->save(0, a, node->should_compute_output(1));
+        node->save(1, b, node->should_compute_output(0));
+    }
     Tensor c = below<Mul>(keys, elementwise_on_cpu<Mul, kMul>, a, b);
     if (node) torch::autograd::set_history(c, node);
     if (have_tangents(a, b)) {
@@ -255,7 +267,8 @@ inline std::tuple<Tensor, Tensor> add_rms_norm_recorded(c10::DispatchKeySet keys
     const auto &[y, residual] = results;
     if (node) {
         node->epsilon = epsilon;
-        node->save(weight);
+        node->of_weight = weight.scalar_type();
+        node->save(0, weight, node->should_compute_output(0) || node->should_compute_output(1));
         torch::autograd::set_history(y, node);
         torch::autograd::set_history(residual, node);
     }

@@ -251,6 +251,23 @@ def test_a_half_product_sums_over_batches_before_it_rounds() -> None:
     assert b.grad.item() == 2052  # of 2051, to even
 
 
+@pytest.mark.parametrize("name", ["gemm", "mul"])
+@pytest.mark.parametrize("of", [0, 1])
+def test_what_no_derivative_needs_is_not_kept(name: str, of: int) -> None:
+    """An operand may be written, or let go, if the other one is none of which there is a derivative."""
+    tensors = operands((4, 4), (4, 4), grad=False)
+    other = tensors[1 - of].clone()
+    leaf = tensors[of].requires_grad_()
+    tensors[of] = 1 * leaf
+    result = getattr(OPS, name)(*tensors)
+    with torch.no_grad():
+        tensors[of].zero_()
+    result.sum().backward()
+    ones = torch.ones(4, 4, dtype=torch.float64)
+    wanted = other if name == "mul" else ones @ other.mT if of == 0 else other.mT @ ones
+    torch.testing.assert_close(leaf.grad, wanted)
+
+
 def test_autograd_sees_that_what_it_saved_was_overwritten() -> None:
     a, b = operands((3, 4), (3, 4), grad=False)
     a.requires_grad_()
