@@ -121,13 +121,22 @@ def _stage(model: Model, plan: Plan, phase: Phase, itemsize: int, machine: Machi
     return parts
 
 
+def split(name: str, plan: Plan, job: Job) -> tuple[Phase, int]:
+    """What goes through a stage at once, in "prefill" or "decode", and how many times something does."""
+    sequences = ceil_div(job.batch, plan.dp)
+    if name == "prefill":
+        at_once, waves = (sequences, 1) if plan.pp == 1 else (1, sequences)
+        return Phase(at_once, job.prompt, 0), waves
+    waves = min(plan.pp, sequences)
+    return Phase(ceil_div(sequences, waves), 1, job.context - 1), waves
+
+
 def prefill(model: Model, plan: Plan, job: Job, machine: Machine) -> Prediction:
     """All prompts of a group at once; with stages one after the other, each stage idle until the first comes
     and after the last has gone.
     """
-    sequences = ceil_div(job.batch, plan.dp)
-    at_once, waves = (sequences, 1) if plan.pp == 1 else (1, sequences)
-    parts = _stage(model, plan, Phase(at_once, job.prompt, 0), job.itemsize, machine)
+    phase, waves = split("prefill", plan, job)
+    parts = _stage(model, plan, phase, job.itemsize, machine)
     one = sum(parts.values())
     parts = {name: waves * seconds for name, seconds in parts.items()}
     parts["idle"] = (plan.pp - 1) * one
@@ -138,9 +147,7 @@ def decode(model: Model, plan: Plan, job: Job, machine: Machine) -> Prediction:
     """One token of each sequence, the last that fits. With stages, as many parts of the group as there are
     stages go round, so that each stage has one of them; a token of each takes a whole round.
     """
-    sequences = ceil_div(job.batch, plan.dp)
-    waves = min(plan.pp, sequences)
-    phase = Phase(ceil_div(sequences, waves), 1, job.context - 1)
+    phase, waves = split("decode", plan, job)
     parts = _stage(model, plan, phase, job.itemsize, machine)
     one = sum(parts.values())
     parts = {name: waves * seconds for name, seconds in parts.items()}

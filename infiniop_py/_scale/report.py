@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from .models import Model
-from .plans import Job, Machine, Memory, Outcome, Plan, Prediction, best, messages
-from .work import Phase, layer
+from .plans import Job, Machine, Memory, Outcome, Plan, Prediction, best, messages, split
+from .work import layer
 
 NEEDS_PLOT = "--plot needs matplotlib: pip install 'infiniop_py[plot]'"
 _PHASES = ("prefill", "decode")
@@ -37,16 +37,9 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )  # fmt: skip
 
 
-def _phase_of(name: str, plan: Plan, job: Job) -> Phase:
-    sequences = -(-job.batch // plan.dp)
-    if name == "prefill":
-        return Phase(sequences if plan.pp == 1 else 1, job.prompt, 0)
-    return Phase(-(-sequences // min(plan.pp, sequences)), 1, job.context - 1)
-
-
 def layer_rows(model: Model, name: str, plan: Plan, job: Job, machine: Machine) -> list[list[str]]:
     """The calls of one layer on one device: name, shape, work, bound, time and its share."""
-    phase = _phase_of(name, plan, job)
+    phase, _ = split(name, plan, job)
     works = layer(model, phase, plan.tp, job.itemsize)
     sent, algorithm = messages(model, phase, plan.tp, job.itemsize, machine.link)
     total = sum(one.seconds(machine.rates) for one in works) + sent
