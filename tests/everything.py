@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from cases import DTYPES, FLOATS
-from layouts import bits
-from reference import assert_gemm, assert_rms_norm, assert_same_bits, elementwise
 
 import infiniop_py as ip
+from infiniop_py._conformance.cases import DTYPES, FLOATS
+from infiniop_py._conformance.layouts import bits
+from infiniop_py._conformance.reference import assert_gemm, assert_rms_norm, assert_same_bits, elementwise
 
 #: For what does not end by itself where it should.
 PATIENCE_S = 60.0

@@ -36,10 +36,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import shadow
-from layouts import bits
 from shadow import FLOATS, INTEGERS, OTHERS, SET, TENSOR_DTYPES, Avoid, Plan, Refused, Root, Shadow
 
 import infiniop_py as ip
+from infiniop_py._conformance.layouts import bits
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference import assert_rms_norm, assert_same_bits
 
 import infiniop_py
 from infiniop_py import DType, __main__
@@ -30,6 +29,7 @@ from infiniop_py._bench import (
 from infiniop_py._bench.ceilings import Ceilings
 from infiniop_py._bench.report import Progress, Report
 from infiniop_py._ceilings import COPY, FMA_F32, FMA_F64, READ, SMALLEST, Roof
+from infiniop_py._conformance.reference import assert_rms_norm, assert_same_bits
 
 ROOT = Path(infiniop_py.__file__).resolve().parent.parent
 RATES = {COPY: 10e9, READ: 20e9, FMA_F32: 100e9, FMA_F64: 50e9}

@@ -22,10 +22,10 @@ from typing import Any
 import children
 import numpy as np
 import pytest
-from cases import DTYPES
 
 import infiniop_py as ip
 from infiniop_py import _graph_file, graph
+from infiniop_py._conformance.cases import DTYPES
 from infiniop_py._graph_file import MOST_HEADER, MOST_RUNS, PREAMBLE
 from infiniop_py.graph_operator import OPERATORS
 

@@ -12,13 +12,13 @@ import json
 import os
 from collections.abc import Callable
 
-import cases
 import numpy as np
 import pytest
 from isas import ISAS, TESTS, needed, output, start, usable
-from layouts import Array, bits
 
 import infiniop_py
+from infiniop_py._conformance import cases
+from infiniop_py._conformance.layouts import Array, bits
 
 best_only = pytest.mark.skipif(
     "INFINIOP_MAX_ISA" in os.environ,

@@ -37,13 +37,17 @@ ORDER = (
     "_bindings",
     "jax._build jax._functions jax",
     "torch._library torch._modules torch torch.sharding",
-    "_selftest _info _config _demo _bench",
+    "_selftest _info _config _demo _bench _conformance",
     "_scale",
     "__main__",
 )
 RANK = {name: rank for rank, name in enumerate(name for line in ORDER for name in line.split())}
 STANDALONE = {"_cffi_build"}  # run by the native build, before there is a package
-INSIDE_IS_FREE = {"_bench", "_scale"}  # packages of one command, of whose inner order this test knows nothing
+INSIDE_IS_FREE = {
+    "_bench",
+    "_conformance",
+    "_scale",
+}  # packages of one command, of whose inner order this test knows nothing
 
 # What may be imported inside a function: optional packages, and what only a fall-back needs.
 LATE = {

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from cases import CALLS, CASES, DTYPES, FLOATS, N_OUTPUTS, OPERANDS, Case, run
-from layouts import Array, bits
-from reference import assert_gemm, assert_rms_norm, assert_same_bits, elementwise
 
 import infiniop_py
+from infiniop_py._conformance.cases import CALLS, CASES, DTYPES, FLOATS, N_OUTPUTS, OPERANDS, Case, run
+from infiniop_py._conformance.layouts import Array, bits
+from infiniop_py._conformance.reference import assert_gemm, assert_rms_norm, assert_same_bits, elementwise
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

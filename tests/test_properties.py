@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from cases import CASES, DTYPES, EDGES, FLOATS, INTEGERS, Case, build, run, views
 from everything import Caught, all_operators_once
 from hypothesis import given
 from hypothesis import strategies as st
-from layouts import LAYOUTS, OUTPUT_LAYOUTS, ROW_LAYOUTS, Array, Guarded, Shape, bits
-from reference import FORMATS, assert_gemm, assert_same_bits, round_to
 
 import infiniop_py
+from infiniop_py._conformance.cases import CASES, DTYPES, EDGES, FLOATS, INTEGERS, Case, build, run, views
+from infiniop_py._conformance.layouts import LAYOUTS, OUTPUT_LAYOUTS, ROW_LAYOUTS, Array, Guarded, Shape, bits
+from infiniop_py._conformance.reference import FORMATS, assert_gemm, assert_same_bits, round_to
 
 # ---- random rows -------------------------------------------------------------------------------------------
 

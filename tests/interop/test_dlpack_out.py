@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from _kinds import import_jax
-from cases import DTYPES
-from layouts import bits
 
 import infiniop_py as ip
 from infiniop_py import _dlpack
+from infiniop_py._conformance.cases import DTYPES
+from infiniop_py._conformance.layouts import bits
 
 torch = pytest.importorskip("torch")
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from _kinds import KINDS
 from _producers import Interface, Producer
-from layouts import bits
 
 import infiniop_py as ip
+from infiniop_py._conformance.layouts import bits
 
 FRAMEWORKS = ("torch", "jax", "jaxlib", "cupy", "ml_dtypes", "ctypes")
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from _kinds import KINDS, Kind
-from cases import DTYPES, FLOATS, INTEGERS, special_values
-from layouts import INPUT_ONLY, LAYOUTS, Array, Guarded, Shape
-from reference import assert_same_bits
 
 import infiniop_py as ip
+from infiniop_py._conformance.cases import DTYPES, FLOATS, INTEGERS, special_values
+from infiniop_py._conformance.layouts import INPUT_ONLY, LAYOUTS, Array, Guarded, Shape
+from infiniop_py._conformance.reference import assert_same_bits
 
 #: The functional form of each operator with its output(s) by keyword, the form that is told its outputs, and
 #: the shapes of its inputs and outputs.

@@ -19,15 +19,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from cases import CASES, Case, run
-from layouts import Guarded
-
 import infiniop_py
+from infiniop_py._conformance.cases import CASES, Case, run
+from infiniop_py._conformance.layouts import Guarded
 from infiniop_py.workspace import Workspace
 
 LONGEST = 400_000  # elements of all operands: beyond, a row has no more kinds of edges, only more of each

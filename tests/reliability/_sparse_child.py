@@ -13,14 +13,11 @@ import math
 import mmap
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-HERE = Path(__file__).resolve()
-sys.path[:0] = [str(HERE.parents[1])]
+import numpy as np
 
-import numpy as np  # noqa: E402
-from cases import CALLS, DTYPES, FLOATS, INTEGERS, N_OUTPUTS, OPERANDS, Case  # noqa: E402
-from layouts import Array, Shape, bits  # noqa: E402
+from infiniop_py._conformance.cases import CALLS, DTYPES, FLOATS, INTEGERS, N_OUTPUTS, OPERANDS, Case
+from infiniop_py._conformance.layouts import Array, Shape, bits
 
 FAR = (1 << 32) + 5  # elements from the first to the last
 MAP_NORESERVE = 0x4000

@@ -3,7 +3,7 @@
     python tests/reliability/accuracy.py [--slow]
 
 prints the table of the README; test_accuracy.py fails where an error is beyond its bound. The bounds and
-their derivations are in tests/reference.py.
+their derivations are in infiniop_py/_conformance/reference.py.
 """
 
 from __future__ import annotations
@@ -23,9 +23,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import isas
 import numpy as np
-import reference
-from cases import FLOATS, Case, Views, alike, build, epilogue, gemm, norm, outputs_after, sizes
-from layouts import Array
+
+from infiniop_py._conformance import reference
+from infiniop_py._conformance.cases import (
+    FLOATS,
+    Case,
+    Views,
+    alike,
+    build,
+    epilogue,
+    gemm,
+    norm,
+    outputs_after,
+    sizes,
+)
+from infiniop_py._conformance.layouts import Array
 
 
 @dataclass

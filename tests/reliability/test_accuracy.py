@@ -12,12 +12,12 @@ import accuracy
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import DTYPES, FLOATS
 from isas import usable
-from layouts import Array, Guarded
-from reference import assert_gemm_bound, assert_gemm_rms, gemm
 
 import infiniop_py
+from infiniop_py._conformance.cases import DTYPES, FLOATS
+from infiniop_py._conformance.layouts import Array, Guarded
+from infiniop_py._conformance.reference import assert_gemm_bound, assert_gemm_rms, gemm
 
 Record = Callable[[str, object], None]
 

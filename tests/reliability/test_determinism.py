@@ -8,12 +8,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from cases import CALLS, DTYPES, FLOATS, INTEGERS, Case, Views, build, outputs_after, views
 from isas import ISAS, needed, output, start
-from layouts import OUTPUT_LAYOUTS, ROW_LAYOUTS, Array, Guarded, Shape, bits
-from reference import assert_same_bits
 
 import infiniop_py
+from infiniop_py._conformance.cases import (
+    CALLS,
+    DTYPES,
+    FLOATS,
+    INTEGERS,
+    Case,
+    Views,
+    build,
+    outputs_after,
+    views,
+)
+from infiniop_py._conformance.layouts import OUTPUT_LAYOUTS, ROW_LAYOUTS, Array, Guarded, Shape, bits
+from infiniop_py._conformance.reference import assert_same_bits
 
 Record = Callable[[str, object], None]
 Threads = Callable[[int], None]

@@ -13,8 +13,9 @@ from typing import Any
 
 import _child
 import pytest
-from cases import OPERANDS
 from isas import ISAS, needed
+
+from infiniop_py._conformance.cases import OPERANDS
 
 CHILD = Path(__file__).with_name("_page_edge_child.py")
 WAYS = ["blocked", "columns, A packed", "in place by columns", "in place by rows"]

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from _producers import Interface, Producer
-from cases import DTYPES, FLOATS, INTEGERS
 from everything import Caught
 from soak import SCALE
 
 import infiniop_py as ip
+from infiniop_py._conformance.cases import DTYPES, FLOATS, INTEGERS
 
 Array = np.ndarray[Any, Any]
 Record = Callable[[str, object], None]

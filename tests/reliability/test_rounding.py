@@ -13,11 +13,17 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from cases import DTYPES, INTEGERS, special_values
-from layouts import Array
-from reference import FORMATS, assert_same_bits, assert_same_values, elementwise, round_to
 
 import infiniop_py
+from infiniop_py._conformance.cases import DTYPES, INTEGERS, special_values
+from infiniop_py._conformance.layouts import Array
+from infiniop_py._conformance.reference import (
+    FORMATS,
+    assert_same_bits,
+    assert_same_values,
+    elementwise,
+    round_to,
+)
 
 HALVES = ("f16", "bf16")
 Record = Callable[[str, object], None]

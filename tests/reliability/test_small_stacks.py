@@ -13,11 +13,11 @@ import _compiler
 import children
 import numpy as np
 import pytest
-from cases import DTYPES, FLOATS
 from everything import Caught, all_operators_once
 
 import infiniop_py as ip
 from infiniop_py import _native
+from infiniop_py._conformance.cases import DTYPES, FLOATS
 
 Record = Callable[[str, object], None]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sizes of stacks are those of Linux")

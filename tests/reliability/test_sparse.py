@@ -8,8 +8,9 @@ from pathlib import Path
 
 import _child
 import pytest
-from cases import OPERANDS
 from isas import ISAS, needed
+
+from infiniop_py._conformance.cases import OPERANDS
 
 CHILD = Path(__file__).with_name("_sparse_child.py")
 

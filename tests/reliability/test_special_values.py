@@ -11,11 +11,17 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from cases import DTYPES, FLOATS, gemm
-from layouts import Array, Guarded
-from reference import FORMATS, assert_gemm, assert_same_bits, assert_same_values, round_to
 
 import infiniop_py
+from infiniop_py._conformance.cases import DTYPES, FLOATS, gemm
+from infiniop_py._conformance.layouts import Array, Guarded
+from infiniop_py._conformance.reference import (
+    FORMATS,
+    assert_gemm,
+    assert_same_bits,
+    assert_same_values,
+    round_to,
+)
 
 Record = Callable[[str, object], None]
 NAN, INF = float("nan"), float("inf")

@@ -7,18 +7,22 @@ an operator accumulates in: F64 for F64, F32 for everything smaller.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-import ml_dtypes
 import numpy as np
-from layouts import Array, bits
+
+from ..dtypes import DType
+from ..errors import DTypeError
+from .layouts import Array, bits
 
 
 @dataclass(frozen=True)
 class Format:
     """A binary floating-point format: significand bits (the hidden one included) and exponent range."""
 
-    dtype: np.dtype[np.generic]
+    dtype: np.dtype[Any]
     precision: int
     emin: int
     emax: int
@@ -40,12 +44,21 @@ class Format:
         return (2.0 - 2.0 ** (1 - self.precision)) * 2.0**self.emax
 
 
-FORMATS = {
-    "f16": Format(np.dtype(np.float16), 11, -14, 15),
-    "bf16": Format(np.dtype(ml_dtypes.bfloat16), 8, -126, 127),
-    "f32": Format(np.dtype(np.float32), 24, -126, 127),
-    "f64": Format(np.dtype(np.float64), 53, -1022, 1023),
-}
+def _formats() -> Iterator[tuple[str, Format]]:
+    """Those that NumPy has here: BF16 needs the package ml_dtypes."""
+    for name, dtype, precision, emin, emax in (
+        ("f16", DType.F16, 11, -14, 15),
+        ("bf16", DType.BF16, 8, -126, 127),
+        ("f32", DType.F32, 24, -126, 127),
+        ("f64", DType.F64, 53, -1022, 1023),
+    ):
+        try:
+            yield name, Format(dtype.numpy, precision, emin, emax)
+        except DTypeError:
+            continue
+
+
+FORMATS = dict(_formats())
 _BY_DTYPE = {format_.dtype: format_ for format_ in FORMATS.values()}
 
 
@@ -75,7 +88,7 @@ def round_to(out: Format, x: Array) -> Array:
         exponent = np.maximum(np.frexp(x)[1] - 1, out.emin) - (out.precision - 1)
         rounded = np.ldexp(np.rint(np.ldexp(x, -exponent)), exponent)
         rounded = np.where(np.abs(rounded) > out.max, np.copysign(np.inf, x), rounded)
-        return np.where(np.isnan(x), np.nan, rounded).astype(out.dtype)
+        return np.asarray(np.where(np.isnan(x), np.nan, rounded), out.dtype)
 
 
 def assert_same_bits(got: Array, expected: Array, what: str = "result") -> None:
@@ -105,7 +118,9 @@ def assert_same_values(got: Array, expected: Array, what: str = "result") -> Non
 
 def ulp(out: Format, x: Array) -> Array:
     """The distance of `out`'s numbers around x, in x's own type."""
-    return np.ldexp(np.ones_like(x), np.maximum(np.frexp(x)[1] - 1, out.emin) - (out.precision - 1))
+    return np.asarray(
+        np.ldexp(np.ones_like(x), np.maximum(np.frexp(x)[1] - 1, out.emin) - (out.precision - 1))
+    )
 
 
 def worst_ulps(got: Array, exact: Array) -> float:
@@ -229,7 +244,7 @@ def assert_gemm_bound(
 
 def _gemm_rms(out: Format, a: Array, b: Array, alpha: float) -> float:
     """Sequential summation errs by about 0.41*u*K*rms(A)*rms(B)."""
-    return accumulator(out).u * a.shape[-1] * rms(widen(a)) * rms(widen(b)) * abs(alpha)
+    return float(accumulator(out).u * a.shape[-1] * rms(widen(a)) * rms(widen(b)) * abs(alpha))
 
 
 def assert_gemm_rms(got: Array, exact: Array, a: Array, b: Array, alpha: float = 1.0) -> float:
