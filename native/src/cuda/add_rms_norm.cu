@@ -1,0 +1,288 @@
+/* add_rms_norm on NVIDIA devices: residual_out = A + B; y = residual_out * rsqrt(mean(residual_out^2) + epsilon) * weight.
+ *
+ *  It is bound by memory: a and b are read once, y and residual_out written once. A row of up to 32 KiB stays in the registers of the
+ *  threads that read it, as the rounded residual; a longer one, or one that is not of whole aligned 16 bytes, is read again from
+ *  residual_out, where the same thread has just written it. A weight of few
+ *  bytes is loaded before the threads wait for each other's sums. */
+#include <algorithm>
+
+#include "core/dtype.h"
+#include "cuda/cuda_plan.h"
+#include "cuda/fast_div.h"
+#include "cuda/launch.h"
+#include "cuda/map_plan.h"
+
+namespace infini::cuda {
+
+namespace {
+
+enum { kY, kResidual, kA, kB, kWeight, kOperands = kWeight };
+constexpr int kOuter = INFINI_MAX_DIMS - 1;
+
+template <class T, class W>
+struct NormParams {
+    T *base[kOperands];
+    const W *weight;
+    int64_t rows, row_length;
+    int outer; // dimensions of rows, innermost first
+    FastDiv<uint64_t> size[kOuter];
+    int64_t stride[kOperands][kOuter];
+    double epsilon;
+};
+
+/** Threads that share a row: a warp, of which a block has several, or a block. */
+template <int kRowThreads>
+struct RowTeam {
+    static constexpr int kThreads = kRowThreads > kWarp ? kRowThreads : 256;
+    static constexpr int kRowsPerBlock = kThreads / kRowThreads;
+    static constexpr int kWarps = kRowThreads / kWarp;
+
+    /** The sum over the team, the same in each thread. */
+    template <class A, class Ctx>
+    static INFINI_DEVICE A sum(Ctx &ctx, A x) {
+        x = warp_sum(ctx, x);
+        if (kWarps == 1) return x;
+        A *const partial = ctx.template shared<A>();
+        if (ctx.thread() % kWarp == 0) partial[ctx.thread() / kWarp] = x;
+        ctx.sync();
+        A total = partial[0];
+        for (int warp = 1; warp < kWarps; ++warp) total += partial[warp];
+        return total;
+    }
+    template <class A>
+    static constexpr size_t shared_bytes() {
+        return kWarps == 1 ? 0 : kWarps * sizeof(A);
+    }
+};
+
+/** Where a row's operands begin. */
+template <class T, class W>
+INFINI_DEVICE void find_row(const NormParams<T, W> &p, int64_t row, T **at) {
+    INFINI_UNROLL
+    for (int i = 0; i < kOperands; ++i) at[i] = p.base[i];
+    auto rest = static_cast<uint64_t>(row);
+    for (int d = 0; d < p.outer; ++d) {
+        const uint64_t next = p.size[d].divide(rest);
+        const auto index = static_cast<int64_t>(rest - next * p.size[d].divisor);
+        INFINI_UNROLL
+        for (int i = 0; i < kOperands; ++i) at[i] += index * p.stride[i][d];
+        rest = next;
+    }
+}
+
+/** V elements, in loads of at most 16 bytes. */
+template <int V, class T, class Ctx>
+INFINI_DEVICE Pack<T, V> read(Ctx &ctx, const T *from) {
+    constexpr int kBytes = V * static_cast<int>(sizeof(T)), kPieces = kBytes > kVectorBytes ? kBytes / kVectorBytes : 1;
+    constexpr int kEach = V / kPieces;
+    Pack<T, V> x;
+    INFINI_UNROLL
+    for (int piece = 0; piece < kPieces; ++piece) {
+        const auto part = load<T, kEach>(ctx, from + piece * kEach);
+        INFINI_UNROLL
+        for (int e = 0; e < kEach; ++e) x.at[piece * kEach + e] = part.at[e];
+    }
+    return x;
+}
+
+/** a + b, rounded, and the sum of its squares added to `sum`. */
+template <int V, class T>
+INFINI_DEVICE Pack<T, V> add_up(const Pack<T, V> &a, const Pack<T, V> &b, Acc<T> &sum) {
+    Pack<T, V> residual;
+    INFINI_UNROLL
+    for (int e = 0; e < V; ++e) {
+        residual.at[e] = round_to<T>(widen(a.at[e]) + widen(b.at[e]));
+        const Acc<T> r = widen(residual.at[e]);
+        sum = fused(r, r, sum);
+    }
+    return residual;
+}
+
+template <int V, class T, class W>
+INFINI_DEVICE Pack<T, V> normalize(const Pack<T, V> &residual, Acc<T> scale, const Pack<W, V> &weight) {
+    Pack<T, V> y;
+    INFINI_UNROLL
+    for (int e = 0; e < V; ++e)
+        y.at[e] = round_to<T>(widen(residual.at[e]) * scale * static_cast<Acc<T>>(widen(weight.at[e])));
+    return y;
+}
+
+template <class T, class W>
+INFINI_DEVICE Acc<T> scale_of(const NormParams<T, W> &p, Acc<T> sum) {
+    return reciprocal_sqrt(sum / static_cast<Acc<T>>(p.row_length) + static_cast<Acc<T>>(p.epsilon));
+}
+
+/** A row of at most kRowThreads * kVectors whole vectors, kept in registers. */
+template <class T, class W, int kRowThreads, int kVectors>
+struct KeptRow {
+    using Team = RowTeam<kRowThreads>;
+    using Params = NormParams<T, W>;
+    static constexpr int kThreads = Team::kThreads, kRowsPerBlock = Team::kRowsPerBlock;
+    static constexpr int V = kVectorBytes / static_cast<int>(sizeof(T));
+    static constexpr int64_t kMostElements = int64_t{kRowThreads} * kVectors * V;
+    static constexpr bool kEarlyWeight = kVectors * V * sizeof(W) <= 64; // bytes that registers have room for
+    static constexpr size_t kSharedBytes = Team::template shared_bytes<Acc<T>>();
+
+    template <class Ctx>
+    static INFINI_DEVICE void run(Ctx &ctx, const Params &p) {
+        const int64_t row = static_cast<int64_t>(ctx.block()) * kRowsPerBlock + ctx.thread() / kRowThreads;
+        if (row >= p.rows) return; // a whole warp, where a block has several rows
+        T *at[kOperands];
+        find_row(p, row, at);
+        const int thread = ctx.thread() % kRowThreads;
+        Pack<T, V> residual[kVectors] = {}, b[kVectors] = {};
+        Pack<W, V> weight[kVectors];
+        const auto start = [&](int v) { return static_cast<int64_t>(thread + v * kRowThreads) * V; };
+        INFINI_UNROLL
+        for (int v = 0; v < kVectors; ++v) {
+            if (start(v) >= p.row_length) continue; // zeros, which add nothing to the sum
+            residual[v] = read<V>(ctx, at[kA] + start(v));
+            b[v] = read<V>(ctx, at[kB] + start(v));
+            if (kEarlyWeight) weight[v] = read<V>(ctx, p.weight + start(v));
+        }
+        Acc<T> sum = 0;
+        INFINI_UNROLL
+        for (int v = 0; v < kVectors; ++v) {
+            residual[v] = add_up(residual[v], b[v], sum);
+            if (start(v) < p.row_length) store<T, V>(ctx, at[kResidual] + start(v), residual[v]);
+        }
+        const Acc<T> scale = scale_of(p, Team::sum(ctx, sum));
+        INFINI_UNROLL
+        for (int v = 0; v < kVectors; ++v) {
+            if (start(v) >= p.row_length) continue;
+            if (!kEarlyWeight) weight[v] = read<V>(ctx, p.weight + start(v));
+            store<T, V>(ctx, at[kY] + start(v), normalize(residual[v], scale, weight[v]));
+        }
+    }
+};
+
+/** A row of any number of V elements, whose residual is read again. */
+template <class T, class W, int kRowThreads, int kElements>
+struct ReadRow {
+    using Team = RowTeam<kRowThreads>;
+    using Params = NormParams<T, W>;
+    static constexpr int kThreads = Team::kThreads, kRowsPerBlock = Team::kRowsPerBlock;
+    static constexpr int V = kElements;
+    static constexpr size_t kSharedBytes = Team::template shared_bytes<Acc<T>>();
+
+    template <class Ctx>
+    static INFINI_DEVICE void run(Ctx &ctx, const Params &p) {
+        const int64_t row = static_cast<int64_t>(ctx.block()) * kRowsPerBlock + ctx.thread() / kRowThreads;
+        if (row >= p.rows) return;
+        T *at[kOperands];
+        find_row(p, row, at);
+        const int64_t first = static_cast<int64_t>(ctx.thread() % kRowThreads) * V, step = int64_t{kRowThreads} * V;
+        Acc<T> sum = 0;
+        for (int64_t start = first; start < p.row_length; start += step)
+            store<T, V>(ctx, at[kResidual] + start,
+                        add_up(read<V>(ctx, at[kA] + start), read<V>(ctx, at[kB] + start), sum));
+        const Acc<T> scale = scale_of(p, Team::sum(ctx, sum));
+        for (int64_t start = first; start < p.row_length; start += step)
+            store<T, V>(ctx, at[kY] + start,
+                        normalize(read<V>(ctx, at[kResidual] + start), scale, read<V>(ctx, p.weight + start)));
+    }
+};
+
+template <class T, class W>
+class NormPlan final : public CudaPlan {
+    static constexpr int V = kVectorBytes / static_cast<int>(sizeof(T));
+    template <int kRowThreads, int kVectors>
+    using Kept = KeptRow<T, W, kRowThreads, kVectors>;
+    using Short = ReadRow<T, W, kWarp, 1>;
+    using Long = ReadRow<T, W, 512, 1>;
+    using LongVectors = ReadRow<T, W, 512, V>;
+    static constexpr int64_t kShort = 1024; // elements that are not worth a block
+
+public:
+    explicit NormPlan(const InfiniProblem &problem) {
+        const InfiniOperand &y = problem.operands[kY];
+        params_.outer = y.ndim - 1;
+        params_.row_length = y.shape[y.ndim - 1];
+        params_.rows = 1;
+        params_.epsilon = problem.epsilon;
+        uint64_t steps = kVectorBytes;
+        for (int d = 0; d < params_.outer; ++d) {
+            const int from = params_.outer - 1 - d;
+            params_.rows *= y.shape[from];
+            params_.size[d] = FastDiv<uint64_t>(static_cast<uint64_t>(y.shape[from]));
+            for (int i = 0; i < kOperands; ++i) {
+                params_.stride[i][d] = problem.operands[i].stride[from];
+                steps |= static_cast<uint64_t>(params_.stride[i][d]) * sizeof(T);
+            }
+        }
+        aligned_steps_ = steps % kVectorBytes == 0 && params_.row_length % V == 0;
+        for (int i = 0; i <= kWeight; ++i) offset_[i] = problem.operands[i].offset;
+        const int64_t n = params_.row_length;
+        description = !aligned_steps_ || n > Kept<512, 4>::kMostElements ? "a row read twice"
+                      : n <= Kept<kWarp, 2>::kMostElements               ? "a row in a warp's registers"
+                                                                         : "a row in a block's registers";
+    }
+
+    infiniStatus_t prepare_kernels() const {
+        const auto one = [](auto kernel) { return prepare<decltype(kernel)>(decltype(kernel)::kSharedBytes); };
+        const infiniStatus_t status = with_kernel(true, one);
+        return status == INFINI_STATUS_SUCCESS ? with_kernel(false, one) : status;
+    }
+
+    infiniStatus_t run(const InfiniCall &call) const override {
+        NormParams<T, W> p = params_;
+        auto bits =
+            reinterpret_cast<uintptr_t>(p.weight = static_cast<const W *>(call.operands[kWeight]) + offset_[kWeight]);
+        for (int i = 0; i < kOperands; ++i)
+            bits |= reinterpret_cast<uintptr_t>(p.base[i] = static_cast<T *>(call.operands[i]) + offset_[i]);
+        return with_kernel(aligned_steps_ && bits % kVectorBytes == 0, [&](auto kernel) {
+            using Kernel = decltype(kernel);
+            return launch<Kernel>((p.rows + Kernel::kRowsPerBlock - 1) / Kernel::kRowsPerBlock, p, call.stream,
+                                  Kernel::kSharedBytes);
+        });
+    }
+
+private:
+    /** Calls `body` with the kernel for rows of this length that are aligned vectors, or are not. */
+    template <class Body>
+    infiniStatus_t with_kernel(bool aligned, const Body &body) const {
+        const int64_t n = params_.row_length;
+        if (!aligned) return n <= kShort ? body(Short{}) : body(Long{});
+        if (n <= Kept<kWarp, 1>::kMostElements) return body(Kept<kWarp, 1>{});
+        if (n <= Kept<kWarp, 2>::kMostElements) return body(Kept<kWarp, 2>{});
+        if (n <= Kept<128, 2>::kMostElements) return body(Kept<128, 2>{});
+        if (n <= Kept<256, 2>::kMostElements) return body(Kept<256, 2>{});
+        if (n <= Kept<256, 4>::kMostElements) return body(Kept<256, 4>{});
+        if (n <= Kept<512, 4>::kMostElements) return body(Kept<512, 4>{});
+        return body(LongVectors{});
+    }
+
+    NormParams<T, W> params_{};
+    int64_t offset_[kWeight + 1];
+    bool aligned_steps_;
+};
+
+template <class T, class W>
+infiniStatus_t make(const InfiniProblem &problem, std::unique_ptr<CudaPlan> *plan) {
+    auto made = std::make_unique<NormPlan<T, W>>(problem);
+    if (const infiniStatus_t status = made->prepare_kernels()) return status;
+    *plan = std::move(made);
+    return INFINI_STATUS_SUCCESS;
+}
+
+template <class T>
+infiniStatus_t make_half(const InfiniProblem &problem, std::unique_ptr<CudaPlan> *plan) {
+    switch (problem.operands[kWeight].dtype) {
+    case INFINI_DTYPE_F16: return make<T, f16>(problem, plan);
+    case INFINI_DTYPE_BF16: return make<T, bf16>(problem, plan);
+    default: return make<T, float>(problem, plan);
+    }
+}
+
+} // namespace
+
+infiniStatus_t plan_add_rms_norm(const InfiniProblem &problem, std::unique_ptr<CudaPlan> *plan, size_t *) {
+    switch (problem.operands[kY].dtype) {
+    case INFINI_DTYPE_F16: return make_half<f16>(problem, plan);
+    case INFINI_DTYPE_BF16: return make_half<bf16>(problem, plan);
+    case INFINI_DTYPE_F32: return make<float, float>(problem, plan);
+    default: return make<double, double>(problem, plan);
+    }
+}
+
+} // namespace infini::cuda

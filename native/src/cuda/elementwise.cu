@@ -1,0 +1,74 @@
+/* add, mul and their relatives on NVIDIA devices. */
+#include "core/binary_ops.h"
+#include "cuda/map.h"
+
+namespace infini::cuda {
+
+namespace {
+
+/* Sums and products of two elements, rounded once: those of F16 and BF16 are computed in F32, whose digits are enough that rounding
+ * twice is rounding once. Integers wrap around, which is the same for signed ones. */
+struct AddOf {
+    template <class A>
+    static INFINI_DEVICE A apply(A a, A b) {
+        return a + b;
+    }
+};
+struct MulOf {
+    template <class A>
+    static INFINI_DEVICE A apply(A a, A b) {
+        return a * b;
+    }
+};
+
+/** Small integers are computed in `unsigned`, in which no product is undefined. */
+template <class T>
+struct Operation {
+    using Type = Acc<T>;
+};
+template <>
+struct Operation<uint8_t> {
+    using Type = uint32_t;
+};
+template <>
+struct Operation<uint16_t> {
+    using Type = uint32_t;
+};
+
+template <class Op, class T>
+struct Binary {
+    using Element = T;
+    static constexpr int kInputs = 2;
+    [[maybe_unused]] static constexpr bool kAnyWidth = false;
+    static INFINI_DEVICE T apply(const T *in) {
+        using A = typename Operation<T>::Type;
+        return round_to<T>(static_cast<Acc<T>>(Op::template apply<A>(widen(in[0]), widen(in[1]))));
+    }
+};
+
+template <class Op>
+infiniStatus_t plan_binary(const InfiniProblem &problem, std::unique_ptr<CudaPlan> *plan) {
+    switch (problem.operands[0].dtype) {
+    case INFINI_DTYPE_F16: return make_map_plan<Binary<Op, f16>>(problem, plan);
+    case INFINI_DTYPE_BF16: return make_map_plan<Binary<Op, bf16>>(problem, plan);
+    case INFINI_DTYPE_F32: return make_map_plan<Binary<Op, float>>(problem, plan);
+    case INFINI_DTYPE_F64: return make_map_plan<Binary<Op, double>>(problem, plan);
+    default: break;
+    }
+    switch (kDtypes[problem.operands[0].dtype].size) {
+    case 1: return make_map_plan<Binary<Op, uint8_t>>(problem, plan);
+    case 2: return make_map_plan<Binary<Op, uint16_t>>(problem, plan);
+    case 4: return make_map_plan<Binary<Op, uint32_t>>(problem, plan);
+    default: return make_map_plan<Binary<Op, uint64_t>>(problem, plan);
+    }
+}
+
+} // namespace
+
+#define INFINI_BINARY_PLANNER(ID, name, Name)                                                             \
+    infiniStatus_t plan_##name(const InfiniProblem &problem, std::unique_ptr<CudaPlan> *plan, size_t *) { \
+        return plan_binary<Name##Of>(problem, plan);                                                      \
+    }
+INFINI_BINARY_LIST(INFINI_BINARY_PLANNER)
+
+} // namespace infini::cuda

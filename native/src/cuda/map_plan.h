@@ -1,0 +1,53 @@
+/* How out[i] = f(in...[i]) over operands of one shape is cut into work for kernels; plain C++, without CUDA. */
+#pragma once
+#include <cstdint>
+
+#include "infini_backend.h"
+
+namespace infini::cuda {
+
+constexpr int kMapOperands = 3; // the output first
+constexpr int kMapOuter = INFINI_MAX_DIMS - 1;
+constexpr int kVectorBytes = 16; // the widest load
+
+/** Strides and sizes in elements.
+ *
+ *  rows  The innermost dimension, `x`, is a row. Where every operand is contiguous or constant along it (`vectors`), a thread takes
+ *        up to 16 bytes of a row at once, else one element.
+ *  tile  The output is contiguous along x, an input along another dimension, y: squares of x and y go through shared memory, so that
+ *        both sides are read and written in whole cache lines. */
+struct MapLayout {
+    bool tile = false, vectors = false;
+    int n_operands = 0;
+    int64_t x = 1, y = 1;                                        // y: of tiles
+    int64_t along[kMapOperands] = {}, across[kMapOperands] = {}; // strides of x and y
+    bool through[kMapOperands] = {};                             // a tile's input that is contiguous along y
+    int outer = 0;                                               // the other dimensions, innermost first
+    int64_t size[kMapOuter] = {}, stride[kMapOperands][kMapOuter] = {};
+    int64_t offset[kMapOperands] = {};
+    /** The largest power of two, at most kVectorBytes, that divides all steps in bytes between the places at which an operand's
+     *  contiguous runs begin. */
+    int step_alignment[kMapOperands] = {};
+
+    int64_t rows() const {
+        int64_t n = 1;
+        for (int d = 0; d < outer; ++d) n *= size[d];
+        return n;
+    }
+};
+
+/** Elements along each side of a tile, for elements of a size in bytes: 32 words of at least 4 bytes. */
+constexpr int tile_side(int element_size) { return 32 * (element_size < 4 ? 4 / element_size : 1); }
+
+constexpr int64_t kMaxBlocks = 0x7fffffff; // of a launch
+
+/** The blocks that a plan of tiles needs. */
+int64_t tile_blocks(const MapLayout &layout, int element_size);
+
+/** Plans operands that are reduced as an InfiniProblem's are. */
+MapLayout plan_map(const InfiniOperand *operands, int n_operands, int element_size);
+
+/** Bytes that an operand's contiguous runs are aligned to when it starts at an address. */
+int alignment_of(const MapLayout &layout, int operand, const void *address);
+
+} // namespace infini::cuda

@@ -1,0 +1,98 @@
+/* Kernel bodies on the CPU: a block's threads are fibers in one thread, or threads where ThreadSanitizer is to see what a missing
+ * barrier would race on (see engine.cc).
+ *
+ *  A seeded schedule decides which thread runs on where several could. Threads run until they wait for others, so an order that a
+ *  device would choose at its leisure is forced: a fair schedule takes any thread that can run, a greedy one lets a warp run ahead as
+ *  far as it can. What is found: threads that wait for others who are done or wait elsewhere (divergent barriers, deadlocks), loads
+ *  and stores of packs at other addresses than multiples of their size, and, through results, reads of shared memory that nobody
+ *  wrote: each block finds it full of NaNs. Its size is exact for AddressSanitizer. */
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "cuda/device.h"
+
+namespace infini::cuda {
+
+class Block;
+
+class HostCtx {
+public:
+    HostCtx(Block &owner, int thread) : block_(owner), thread_(thread) {}
+
+    int thread() const { return thread_; }
+    uint32_t block() const;
+    uint32_t blocks() const;
+
+    void sync(int line = __builtin_LINE());
+    void sync_warp(int line = __builtin_LINE());
+
+    template <class T>
+    T shuffle_xor(T x, int mask, int line = __builtin_LINE()) {
+        return bits_as<T>(exchange(bits_as<Word<sizeof(T)>>(x), thread_ ^ mask, line));
+    }
+
+    template <class T>
+    T *shared() {
+        return static_cast<T *>(shared_bytes());
+    }
+
+    template <int Bytes>
+    Word<Bytes> load(const void *p) {
+        need_aligned(p, Bytes, "load");
+        Word<Bytes> x;
+        memcpy(&x, p, Bytes);
+        return x;
+    }
+    template <class W>
+    void store(void *p, const W &x) {
+        need_aligned(p, sizeof(W), "store");
+        memcpy(p, &x, sizeof x);
+    }
+
+    /** All lanes of the warp give `mine`; afterwards each may read all of them, until the next call. For what a warp does
+     *  together. `all` gets 32 values in lane order. */
+    template <class T>
+    void gather(const T &mine, T *all, int line = __builtin_LINE()) {
+        static_assert(sizeof(T) <= kSlotBytes, "what a lane can give");
+        memcpy(slot(thread_), &mine, sizeof mine);
+        sync_warp(line);
+        for (int lane = 0; lane < kWarp; ++lane) memcpy(&all[lane], slot((thread_ & ~(kWarp - 1)) + lane), sizeof(T));
+        sync_warp(line);
+    }
+
+private:
+    static constexpr size_t kSlotBytes = 128;
+    friend class Block;
+
+    template <class W>
+    W exchange(W mine, int from, int line) {
+        memcpy(slot(thread_), &mine, sizeof mine);
+        sync_warp(line);
+        W other;
+        memcpy(&other, slot(from), sizeof other);
+        sync_warp(line);
+        return other;
+    }
+    void *slot(int thread) const;
+    void *shared_bytes() const;
+    void need_aligned(const void *p, size_t size, const char *what) const;
+
+    Block &block_;
+    int thread_;
+};
+
+/** What kernel_address() points to. */
+struct HostKernel {
+    void (*body)(HostCtx &, const void *params);
+    size_t params_size;
+};
+
+/** Runs all blocks of a launch, one after the other. Returns "", or what the kernel did that no kernel may. Any thread. */
+std::string run_kernel(const HostKernel &kernel, const void *params, uint32_t blocks, int threads, size_t shared_bytes);
+
+/** Chooses the schedule of the kernels run from now on: "fair" or "greedy", and a seed. False for another word. */
+bool set_schedule(const char *policy, uint64_t seed);
+
+} // namespace infini::cuda
