@@ -249,7 +249,7 @@ PROGRAMS = {
         fake = ctypes.CDLL(__import__("os").environ["INFINIOP_BACKEND_PATH"])
         def alive():
             gc.collect()
-            counts = (ctypes.c_int64 * 16)(); fake.fakeBackendGetCounts(counts)
+            counts = (ctypes.c_int64 * 64)(); fake.fakeBackendGetCounts(counts)
             names = "plans blocks0 blocks1 bytes0 bytes1 host_blocks streams events device_graphs graph_execs"
             names = (names + " broken_guards").split()
             return {name: count for name, count in zip(names, counts) if count}

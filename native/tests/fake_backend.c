@@ -10,8 +10,9 @@
  *  - every operator with a workspace asks for FAKE_WORKSPACE bytes more than the CPU and writes all of them
  *  - fakeBackendGetCounts() says what is alive, so that a test can assert that nothing was leaked
  *
- *  Streams run everything at once. Operators on a stream that is being captured are recorded instead and run at each launch;
- *  anything else on such a stream is refused. The FAKE_ macros below make it misbehave:
+ *  Streams run everything at once, or with FAKE_LAZY as late as they may: see "queues". Operators on a stream that is being
+ *  captured are recorded instead and run at each launch; anything else on such a stream is refused. In the slot of NVIDIA
+ *  2 is a stream, too. The FAKE_ macros below make it misbehave:
  *      cc -std=c99 -shared -fPIC -DFAKE_PROBE=7 -I<include> fake_backend.c -o fake.so -ldl -lpthread */
 #define _GNU_SOURCE /* dladdr */
 #include "infini_backend.h"
@@ -32,6 +33,9 @@
 #endif
 #ifndef FAKE_WORKSPACE
 #define FAKE_WORKSPACE 96 /* bytes */
+#endif
+#ifndef FAKE_LAZY
+#define FAKE_LAZY 0 /* 1: what is queued runs when somebody waits for it */
 #endif
 /* What the plugin claims about itself. */
 #ifndef FAKE_ABI
@@ -128,6 +132,8 @@ typedef struct FakeCounts {
     int64_t runs[kDevices]; /* that computed something: not those that were recorded */
     int64_t captures;       /* that were ended and gave a graph */
     int64_t launches;
+    int64_t waits;      /* of streams for events */
+    int64_t host_waits; /* for a device, a stream or an event, and copies that wait */
 } FakeCounts;
 
 typedef enum { kBlock, kHostBlock, kStream, kEvent, kGraph, kGraphExec } ObjectKind;
@@ -148,6 +154,8 @@ typedef struct Recording {
 typedef struct Object {
     ObjectKind kind;
     int device_id;
+    struct Queue *queue; /* streams: theirs; events: the one of the last mark */
+    size_t mark;         /* events: how many steps of that queue come before it */
     unsigned char *host; /* blocks: first byte behind the front guard */
     size_t size;         /* blocks: bytes between the guards */
     uint32_t flags;      /* events */
@@ -174,6 +182,12 @@ void fakeBackendGetCounts(FakeCounts *result) {
 
 static infiniStatus_t fail(infiniStatus_t status, const char *message) {
     return FAKE_SILENT ? status : host_library->fail(status, message);
+}
+
+static void count(int64_t *what) {
+    pthread_mutex_lock(&mutex);
+    *what += 1;
+    pthread_mutex_unlock(&mutex);
 }
 
 /* ---- objects; the functions of this section are called with the mutex held ----------------------------------------- */
@@ -217,6 +231,109 @@ static unsigned char *host_address(int device_id, const void *ptr, size_t size) 
     return NULL;
 }
 
+/* ---- queues ---------------------------------------------------------------------------------------------------------
+ *  With FAKE_LAZY a stream is a list of steps that nobody has run yet. Waiting for a stream or an event runs that stream's up
+ *  to there, and what its waits ask of others. Where all of a device must be done, as for memory to be released, the streams
+ *  whose next step was queued last come first: what should have waited for another stream runs before it, and is found to be
+ *  wrong. */
+
+typedef struct Queue Queue;
+typedef struct Step {
+    enum { kRunStep, kCopyStep, kFillStep, kWaitStep } kind;
+    int64_t number; /* in the order in which all were queued */
+    struct RecordedCall call;
+    void *dst;
+    const void *src;
+    size_t size;
+    int what; /* kind of a copy, value of a fill */
+    Queue *awaited;
+    size_t until;
+} Step;
+
+struct Queue {
+    int device_id;
+    Step *steps;
+    size_t n, done;
+    Queue *next;
+};
+
+static pthread_mutex_t queue_mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP; /* taken before the other one */
+static Queue *queues;                                                        /* never released */
+static Queue *default_queues[kDevices][2];                                   /* of streams NULL and 2 */
+static int64_t steps_queued;
+static infiniStatus_t step_failure;
+
+static infiniStatus_t run_step(int device_id, Step *step);
+
+static int is_default_stream(infinirtStream_t stream) {
+    return !stream || (FAKE_SLOT == INFINI_DEVICE_NVIDIA && stream == (infinirtStream_t)2);
+}
+
+/** The queue of a live stream; NULL without FAKE_LAZY, or when out of memory. */
+static Queue *queue_of(int device_id, infinirtStream_t stream) {
+    if (!FAKE_LAZY) return NULL;
+    pthread_mutex_lock(&queue_mutex);
+    Queue **place = is_default_stream(stream) ? &default_queues[device_id][stream != NULL] : &((Object *)stream)->queue;
+    if (!*place && (*place = calloc(1, sizeof **place)) != NULL) {
+        (*place)->device_id = device_id;
+        (*place)->next = queues;
+        queues = *place;
+    }
+    pthread_mutex_unlock(&queue_mutex);
+    return *place;
+}
+
+static infiniStatus_t enqueue(int device_id, infinirtStream_t stream, Step step) {
+    pthread_mutex_lock(&queue_mutex);
+    Queue *queue = queue_of(device_id, stream);
+    Step *grown = queue ? realloc(queue->steps, (queue->n + 1) * sizeof *grown) : NULL;
+    if (grown) {
+        queue->steps = grown;
+        step.number = steps_queued++;
+        grown[queue->n++] = step;
+    }
+    pthread_mutex_unlock(&queue_mutex);
+    return grown ? INFINI_STATUS_SUCCESS : fail(INFINI_STATUS_INTERNAL_ERROR, "fake: out of host memory for a step");
+}
+
+/** Runs the first `until` steps. Called with the queue mutex held, as is the next. */
+static void run_until(Queue *queue, size_t until) {
+    while (queue && queue->done < until) {
+        Step *step = &queue->steps[queue->done];
+        if (step->kind == kWaitStep) run_until(step->awaited, step->until);
+        const infiniStatus_t status =
+            step->kind == kWaitStep ? INFINI_STATUS_SUCCESS : run_step(queue->device_id, step);
+        if (status != INFINI_STATUS_SUCCESS) step_failure = status;
+        queue->done += 1;
+    }
+}
+
+static void run_device(int device_id) {
+    for (;;) {
+        Queue *last = NULL;
+        for (Queue *queue = queues; queue; queue = queue->next)
+            if (queue->device_id == device_id && queue->done < queue->n &&
+                (!last || queue->steps[queue->done].number > last->steps[last->done].number))
+                last = queue;
+        if (!last) return;
+        run_until(last, last->n);
+    }
+}
+
+/** The host waits: for the first `until` steps of a queue, or for a device where there is no queue. */
+static infiniStatus_t wait_on_host(int device_id, Queue *queue, size_t until) {
+    count(&counts.host_waits);
+    pthread_mutex_lock(&queue_mutex);
+    if (queue)
+        run_until(queue, until);
+    else
+        run_device(device_id);
+    const infiniStatus_t status = step_failure;
+    step_failure = INFINI_STATUS_SUCCESS;
+    pthread_mutex_unlock(&queue_mutex);
+    return status;
+}
+
 /* ---- devices ------------------------------------------------------------------------------------------------------- */
 
 static infiniStatus_t device_count(int *count) {
@@ -240,10 +357,7 @@ static infiniStatus_t mem_info(int device_id, size_t *free_bytes, size_t *total_
     return INFINI_STATUS_SUCCESS;
 }
 
-static infiniStatus_t device_synchronize(int device_id) {
-    (void)device_id;
-    return INFINI_STATUS_SUCCESS;
-}
+static infiniStatus_t device_synchronize(int device_id) { return wait_on_host(device_id, NULL, 0); }
 
 /* ---- streams and events -------------------------------------------------------------------------------------------- */
 
@@ -259,8 +373,12 @@ static infiniStatus_t stream_create(int device_id, infinirtStream_t *stream) {
 }
 
 static infiniStatus_t stream_destroy(int device_id, infinirtStream_t stream) {
-    (void)device_id;
     if (!stream) return INFINI_STATUS_SUCCESS;
+    if (FAKE_LAZY) {
+        pthread_mutex_lock(&queue_mutex);
+        run_device(device_id);
+        pthread_mutex_unlock(&queue_mutex);
+    }
     pthread_mutex_lock(&mutex);
     Object **link = find_object(kStream, stream);
     const int capturing = link && (*link)->capturing;
@@ -276,7 +394,7 @@ static infiniStatus_t stream_destroy(int device_id, infinirtStream_t stream) {
 }
 
 static infiniStatus_t check_stream(infinirtStream_t stream) {
-    if (!stream) return INFINI_STATUS_SUCCESS;
+    if (is_default_stream(stream)) return INFINI_STATUS_SUCCESS;
     pthread_mutex_lock(&mutex);
     Object **link = find_object(kStream, stream);
     const int capturing = link && (*link)->capturing;
@@ -293,14 +411,21 @@ static infiniStatus_t check_event(infinirtEvent_t event) {
 }
 
 static infiniStatus_t stream_synchronize(int device_id, infinirtStream_t stream) {
-    (void)device_id;
-    return check_stream(stream);
+    const infiniStatus_t status = check_stream(stream);
+    if (status != INFINI_STATUS_SUCCESS) return status;
+    Queue *queue = queue_of(device_id, stream);
+    return wait_on_host(device_id, queue, queue ? queue->n : 0);
 }
 
 static infiniStatus_t stream_wait_event(int device_id, infinirtStream_t stream, infinirtEvent_t event) {
-    (void)device_id;
-    const infiniStatus_t status = check_stream(stream);
-    return status == INFINI_STATUS_SUCCESS ? check_event(event) : status;
+    infiniStatus_t status = check_stream(stream);
+    if (status == INFINI_STATUS_SUCCESS) status = check_event(event);
+    if (status != INFINI_STATUS_SUCCESS) return status;
+    count(&counts.waits);
+    const Object *const mark = event;
+    return FAKE_LAZY
+               ? enqueue(device_id, stream, (Step){.kind = kWaitStep, .awaited = mark->queue, .until = mark->mark})
+               : INFINI_STATUS_SUCCESS;
 }
 
 static infiniStatus_t event_create(int device_id, infinirtEvent_t *event, uint32_t flags) {
@@ -319,11 +444,14 @@ static infiniStatus_t event_record(int device_id, infinirtEvent_t event, infinir
     if (status != INFINI_STATUS_SUCCESS) return status;
     status = check_event(event);
     if (status != INFINI_STATUS_SUCCESS) return status;
+    Queue *queue = queue_of(device_id, stream);
     pthread_mutex_lock(&mutex);
     Object *object = event;
     const int own = object->device_id == device_id;
     if (own) {
         object->recorded = 1;
+        object->queue = queue;
+        object->mark = queue ? queue->n : 0;
         clock_gettime(CLOCK_MONOTONIC, &object->time);
     }
     pthread_mutex_unlock(&mutex);
@@ -333,13 +461,21 @@ static infiniStatus_t event_record(int device_id, infinirtEvent_t event, infinir
 static infiniStatus_t event_query(int device_id, infinirtEvent_t event, infinirtEventStatus_t *status) {
     (void)device_id;
     const infiniStatus_t checked = check_event(event);
-    if (checked == INFINI_STATUS_SUCCESS) *status = INFINIRT_EVENT_COMPLETE;
+    if (checked != INFINI_STATUS_SUCCESS) return checked;
+    pthread_mutex_lock(&mutex);
+    const Object *const mark = event;
+    const int done = !mark->queue || mark->queue->done >= mark->mark;
+    pthread_mutex_unlock(&mutex);
+    *status = done ? INFINIRT_EVENT_COMPLETE : INFINIRT_EVENT_NOT_READY;
     return checked;
 }
 
 static infiniStatus_t event_synchronize(int device_id, infinirtEvent_t event) {
-    (void)device_id;
-    return check_event(event);
+    const infiniStatus_t status = check_event(event);
+    if (status != INFINI_STATUS_SUCCESS) return status;
+    const Object *const mark = event;
+    if (FAKE_LAZY && !mark->queue) return INFINI_STATUS_SUCCESS; /* nothing was recorded */
+    return wait_on_host(device_id, mark->queue, mark->mark);
 }
 
 static infiniStatus_t event_destroy(int device_id, infinirtEvent_t event) {
@@ -404,6 +540,11 @@ static infiniStatus_t release_block(ObjectKind kind, void *ptr) {
     if (!ptr) return INFINI_STATUS_SUCCESS;
     if (kind == kBlock && !((uintptr_t)ptr & kDeviceBit))
         return fail(INFINI_STATUS_BAD_PARAM, "fake: not an address of a fake device");
+    if (FAKE_LAZY) { /* what is queued may use it */
+        pthread_mutex_lock(&queue_mutex);
+        for (int device_id = 0; device_id < kDevices; ++device_id) run_device(device_id);
+        pthread_mutex_unlock(&queue_mutex);
+    }
     void *first = (void *)(kind == kBlock ? (uintptr_t)ptr ^ kDeviceBit : (uintptr_t)ptr);
     pthread_mutex_lock(&mutex);
     Object **link = find_object(kind, first);
@@ -455,7 +596,7 @@ static infiniStatus_t free_async(int device_id, void *ptr, infinirtStream_t stre
     return status == INFINI_STATUS_SUCCESS ? free_device(device_id, ptr) : status;
 }
 
-static infiniStatus_t memcpy_sync(int device_id, void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind) {
+static infiniStatus_t copy(int device_id, void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind) {
     if (size == 0) return INFINI_STATUS_SUCCESS;
     const int to_device = kind == INFINIRT_MEMCPY_H2D || kind == INFINIRT_MEMCPY_D2D;
     const int from_device = kind == INFINIRT_MEMCPY_D2H || kind == INFINIRT_MEMCPY_D2D;
@@ -470,13 +611,21 @@ static infiniStatus_t memcpy_sync(int device_id, void *dst, const void *src, siz
     return fail(INFINI_STATUS_BAD_PARAM, "fake: copy outside the live memory of the current device");
 }
 
+/** In the order of the default stream, as CUDA has it. */
+static infiniStatus_t memcpy_sync(int device_id, void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind) {
+    const infiniStatus_t status = stream_synchronize(device_id, NULL);
+    return status == INFINI_STATUS_SUCCESS ? copy(device_id, dst, src, size, kind) : status;
+}
+
 static infiniStatus_t memcpy_async(int device_id, void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind,
                                    infinirtStream_t stream) {
     const infiniStatus_t status = check_stream(stream);
-    return status == INFINI_STATUS_SUCCESS ? memcpy_sync(device_id, dst, src, size, kind) : status;
+    if (status != INFINI_STATUS_SUCCESS) return status;
+    const Step step = {.kind = kCopyStep, .dst = dst, .src = src, .size = size, .what = kind};
+    return FAKE_LAZY ? enqueue(device_id, stream, step) : copy(device_id, dst, src, size, kind);
 }
 
-static infiniStatus_t memset_sync(int device_id, void *ptr, int value, size_t size) {
+static infiniStatus_t fill(int device_id, void *ptr, int value, size_t size) {
     if (size == 0) return INFINI_STATUS_SUCCESS;
     pthread_mutex_lock(&mutex);
     unsigned char *host = host_address(device_id, ptr, size);
@@ -488,7 +637,13 @@ static infiniStatus_t memset_sync(int device_id, void *ptr, int value, size_t si
 
 static infiniStatus_t memset_async(int device_id, void *ptr, int value, size_t size, infinirtStream_t stream) {
     const infiniStatus_t status = check_stream(stream);
-    return status == INFINI_STATUS_SUCCESS ? memset_sync(device_id, ptr, value, size) : status;
+    if (status != INFINI_STATUS_SUCCESS) return status;
+    const Step step = {.kind = kFillStep, .dst = ptr, .size = size, .what = value};
+    return FAKE_LAZY ? enqueue(device_id, stream, step) : fill(device_id, ptr, value, size);
+}
+
+static infiniStatus_t memset_sync(int device_id, void *ptr, int value, size_t size) {
+    return memset_async(device_id, ptr, value, size, NULL); /* CUDA's does not wait for it */
 }
 
 /* ---- operators: a plan is a CPU descriptor and where its operands lie ------------------------------------------------ */
@@ -574,6 +729,7 @@ typedef struct Plan {
     InfiniOp op;
     int device_id;
     int n_operands;
+    int queued, destroyed; /* with FAKE_LAZY: steps that will run it; guarded by the queue mutex */
     struct InfiniopDescriptor *desc;
     size_t inner_workspace; /* bytes that the CPU descriptor wants */
     size_t workspace;       /* bytes in all; 0 for rearrange, whose public interface has no workspace */
@@ -748,6 +904,33 @@ static infiniStatus_t compute(const Plan *plan, const InfiniCall *call) {
     }
 }
 
+static void release_plan(Plan *plan) {
+    destroy_cpu_descriptor(plan);
+    free(plan);
+}
+
+/** Runs a call on a stream that is not being captured. */
+static infiniStatus_t submit(const Plan *plan, const InfiniCall *call) {
+    if (!FAKE_LAZY) return compute(plan, call);
+    Step step = {.kind = kRunStep, .call = {.plan = plan, .call = *call}};
+    memcpy(step.call.operands, call->operands, (size_t)plan->n_operands * sizeof(void *));
+    pthread_mutex_lock(&queue_mutex);
+    ((Plan *)(uintptr_t)plan)->queued += 1;
+    const infiniStatus_t status = enqueue(plan->device_id, call->stream, step);
+    pthread_mutex_unlock(&queue_mutex);
+    return status;
+}
+
+static infiniStatus_t run_step(int device_id, Step *step) {
+    if (step->kind == kCopyStep) return copy(device_id, step->dst, step->src, step->size, step->what);
+    if (step->kind == kFillStep) return fill(device_id, step->dst, step->what, step->size);
+    Plan *plan = (Plan *)(uintptr_t)step->call.plan;
+    step->call.call.operands = step->call.operands; /* the steps may have moved */
+    const infiniStatus_t status = compute(plan, &step->call.call);
+    if (--plan->queued == 0 && plan->destroyed) release_plan(plan);
+    return status;
+}
+
 /** Adds calls to a recording. Called with the mutex held; false: out of memory. */
 static int record(Recording *to, const struct RecordedCall *calls, size_t n) {
     if (n == 0) return 1;
@@ -783,13 +966,16 @@ static infiniStatus_t op_run(const void *opaque, const InfiniCall *call) {
         return recorded ? INFINI_STATUS_SUCCESS
                         : fail(INFINI_STATUS_NOT_IMPLEMENTED, "fake: this operator cannot be captured");
     const infiniStatus_t status = check_stream(call->stream);
-    return status == INFINI_STATUS_SUCCESS ? compute(plan, call) : status;
+    return status == INFINI_STATUS_SUCCESS ? submit(plan, call) : status;
 }
 
 static void op_destroy(void *opaque) {
     Plan *plan = opaque;
-    destroy_cpu_descriptor(plan);
-    free(plan);
+    pthread_mutex_lock(&queue_mutex);
+    plan->destroyed = 1;
+    const int idle = plan->queued == 0;
+    pthread_mutex_unlock(&queue_mutex);
+    if (idle) release_plan(plan);
     pthread_mutex_lock(&mutex);
     counts.plans -= 1;
     pthread_mutex_unlock(&mutex);
@@ -896,8 +1082,11 @@ MAYBE_UNUSED static infiniStatus_t graph_launch(int device_id, infinirtGraphExec
     if (capturing)
         return recorded ? INFINI_STATUS_SUCCESS : fail(INFINI_STATUS_INTERNAL_ERROR, "fake: out of host memory");
     infiniStatus_t status = check_stream(stream);
-    for (size_t i = 0; i < own->recording.n && status == INFINI_STATUS_SUCCESS; ++i)
-        status = compute(own->recording.calls[i].plan, &own->recording.calls[i].call);
+    for (size_t i = 0; i < own->recording.n && status == INFINI_STATUS_SUCCESS; ++i) {
+        InfiniCall call = own->recording.calls[i].call;
+        call.stream = stream;
+        status = submit(own->recording.calls[i].plan, &call);
+    }
     return status;
 }
 

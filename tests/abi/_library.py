@@ -129,6 +129,8 @@ class FakeCounts(ctypes.Structure):
         ("runs", ctypes.c_int64 * 2),
         ("captures", ctypes.c_int64),
         ("launches", ctypes.c_int64),
+        ("waits", ctypes.c_int64),
+        ("host_waits", ctypes.c_int64),
     ]
 
     @classmethod
