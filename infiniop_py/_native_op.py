@@ -20,8 +20,9 @@ from .cache import OpCache
 from .device import CPU, Device, device_scope, get_stream, handle, refuse_pickle
 from .dispatcher import OpImpl
 from .errors import InfiniopError, ParamError, StrideError, from_status
+from .interop import stream_order
 from .tensor import Tensor
-from .workspace import Workspace, cpu_workspace, stream_workspace
+from .workspace import cpu_workspace, stream_workspace
 
 #: Byte offsets added to the pointers of the operands, one tuple for each run of a descriptor that one call
 #: needs.
@@ -114,6 +115,13 @@ class Call(Protocol):
     def cache(self) -> OpCache: ...
 
     def problem(self) -> Problem: ...
+
+
+class Submitted(Call, Protocol):
+    """What it needs of a call that it runs at once."""
+
+    @property
+    def operands(self) -> tuple[Any, ...]: ...
 
 
 class Descriptor:
@@ -269,17 +277,16 @@ def refuse(call: Call) -> NativeGraph:
     return graph
 
 
-def reserve(call: Call) -> None:
+def reserve(call: Submitted) -> None:
     """Get the workspace that a run of the call by this thread needs."""
-    _workspace(call.device).reserve(call.plan.workspace_size, call.name)
+    if call.device is CPU:
+        workspace = cpu_workspace()
+    else:
+        workspace = stream_workspace(stream_order(call.name, call.device, call.operands).stream)
+    workspace.reserve(call.plan.workspace_size, call.name)
 
 
-def _workspace(device: Device) -> Workspace:
-    """The workspace of this thread's calls on a device."""
-    return cpu_workspace() if device is CPU else stream_workspace(get_stream(device))
-
-
-def run(call: Call) -> None:
+def run(call: Submitted) -> None:
     """One call of the library. CPU calls need no stream and no current device."""
     descriptor: Descriptor = call.plan
     device, size = descriptor.device, descriptor.workspace_size
@@ -293,9 +300,21 @@ def run(call: Call) -> None:
     if device is CPU:
         descriptor.run(call, NULL, cpu_workspace().reserve(size, call.name) if size else None)
         return
-    with device_scope(device):
-        scratch = _workspace(device).reserve(size, call.name) if size else None
-        descriptor.run(call, get_stream(device).pointer, scratch)
+    if all(type(operand) is Tensor for operand in call.operands):
+        _queue(call)
+    else:
+        with stream_order(call.name, device, call.operands):
+            _queue(call)
+
+
+def _queue(call: Submitted) -> None:
+    """Queue a call on the thread's stream of its device."""
+    descriptor: Descriptor = call.plan
+    stream = get_stream(call.device)
+    with device_scope(call.device):
+        size = descriptor.workspace_size
+        scratch = stream_workspace(stream).reserve(size, call.name) if size else None
+        descriptor.run(call, stream.pointer, scratch)
 
 
 NATIVE = OpImpl(plan, run)
@@ -314,10 +333,14 @@ _graph_place = owning("infiniopGraph_t", lib.infiniopDestroyGraph)
 class NativeGraph:
     """A native executor: calls with their pointers, run in one native call."""
 
-    __slots__ = ("_place", "_told", "device", "length", "pointer")
+    __slots__ = ("_place", "_told", "device", "length", "operands", "pointer")
+
+    #: What says on which streams its operands' libraries work: see :func:`~.interop.stream_sources`.
+    operands: Sequence[Any]
 
     def __init__(self, device: Device) -> None:
         self._told = False
+        self.operands = ()
         self.device = device
         self.length = 0
         self._place = _graph_place()
@@ -358,12 +381,19 @@ class NativeGraph:
         if self.device is CPU:
             check(lib.infiniopGraphRun(self.pointer, NULL))
             return
-        with device_scope(self.device):
-            check(lib.infiniopGraphRun(self.pointer, get_stream(self.device).pointer))
+        if self.operands:
+            with stream_order("Graph.run", self.device, self.operands):
+                self._queue()
+        else:
+            self._queue()
         if not self._told:
             self._told = True
             if (how := self.describe()).startswith("capture failed"):
                 logger.warning("graph of %d calls on %s: %s", self.length, self.device, how)
+
+    def _queue(self) -> None:
+        with device_scope(self.device):
+            check(lib.infiniopGraphRun(self.pointer, get_stream(self.device).pointer))
 
     def describe(self) -> str:
         """How the graph runs, in the words of ``infiniopGraphDescribe`` in ``infiniop.h``."""

@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from . import errors
-from ._native import NULL, check, error, ffi, lib, owning
+from ._native import address, check, error, ffi, lib, owning
+from ._native import pointer as as_pointer
 from .errors import shown
 
 __all__ = [
@@ -153,6 +154,10 @@ class _Thread(threading.local):
         self.ready: dict[type, Any] = {}
         self.handles: dict[Device, Any] = {}
         self.streams: dict[Device, Stream] = {}
+        self.borrowed: dict[
+            tuple[Device, int], Stream
+        ] = {}  # of other libraries, the last one used at the end
+        self.events: dict[Device, Event] = {}  # for one stream to wait for another
         self.stream_stack: list[tuple[Stream, Stream | None]] = []  # each with the one before it
 
 
@@ -270,31 +275,109 @@ class Stream:
 
     >>> with Stream("cpu") as stream:
     ...     assert get_stream("cpu") is stream
+
+    On which stream a call on a device runs, a plan's and a graph's, too, is decided when it runs:
+
+    1. inside ``with stream:``, on that one
+    2. else on the current stream of the library that the first operand is of which is not a Tensor: torch's
+       and CuPy's current stream of the device, or the stream that ``__cuda_array_interface__`` names
+    3. else on the device's default stream, which is that of torch and CuPy, too
+
+    Whatever that is, each library finds its arrays as if its own stream had run the call. The stream that
+    runs it first waits for the streams of the other operands, and those wait for it afterwards; Tensors are
+    this thread's :func:`get_stream`'s. So a result may be used, and memory be given back to an allocator, on
+    the library's current stream right after the call. All this waiting is in the queues of the device. Only
+    where an array's library says nothing of its stream (``__dlpack__`` of others than torch and CuPy, an
+    array interface without one) it is the host that waits: for the device before the call, and for the call.
+
+    Nothing is ordered for a Tensor that is used on several streams of one's own, as by two ``with`` blocks:
+    let the second :meth:`wait_stream` for the first. A Tensor may be let go of as soon as the call that uses
+    it has returned: device memory is released once the work queued by then is done.
     """
 
-    __slots__ = ("__weakref__", "_place", "device", "pointer")
+    __slots__ = ("__weakref__", "_is_implicit", "_owner", "_place", "device", "handle", "pointer")
 
     device: Device
+    #: The number that other libraries know it by: the address of a ``cudaStream_t``, 0 for the default one.
+    handle: int
     pointer: Any
     _place: Any
+    _owner: object
+    _is_implicit: bool  # the one that is current where nobody has asked for another
 
     def __init__(self, device: DeviceLike | None = None) -> None:
-        self.device = as_device(device)
-        with device_scope(self.device):
-            self._place = places(self.device, "infinirtStream_t", "stream_destroy")()
-            check(lib.infinirtStreamCreate(self._place))
-        self.pointer = self._place[0]
+        device = as_device(device)
+        with device_scope(device):
+            place = places(device, "infinirtStream_t", "stream_destroy")()
+            check(lib.infinirtStreamCreate(place))
+        self._fill_in(device, place[0], place, None)
+
+    def _fill_in(self, device: Device, pointer: Any, place: Any, owner: object) -> None:
+        self.device, self.pointer, self.handle = device, pointer, address(pointer)
+        self._place, self._owner = place, owner
+        self._is_implicit = False
 
     @classmethod
-    def _default(cls, device: Device) -> Stream:
+    def _of(cls, device: Device, handle: int, owner: object = None) -> Stream:
+        """The stream behind a number, borrowed. 1 is another name of 0: the legacy default stream."""
         self = object.__new__(cls)
-        self.device, self.pointer, self._place = device, NULL, None
+        self._fill_in(device, as_pointer(0 if handle == 1 else handle), None, owner)
         return self
+
+    @classmethod
+    def from_handle(cls, device: DeviceLike, stream: Any) -> Stream:
+        """Return a stream of another library as one of this one, borrowed: it is kept and never destroyed.
+
+        `stream` is the number of a ``cudaStream_t`` (0 or 1 for the default one, 2 for the default one of
+        each thread), or an object that knows it: with ``__cuda_stream__``, as in cuda.core, ``cuda_stream``,
+        as in torch, or ``ptr``, as in CuPy. The other way, ``torch.cuda.ExternalStream(stream.handle)`` and
+        ``cupy.cuda.ExternalStream(stream.handle)`` are streams of those libraries, while this one is kept.
+
+        DeviceError on the CPU, or if the object is of another device; OperandError for what is no stream.
+
+        ::
+
+            with Stream.from_handle("nvidia:0", torch.cuda.Stream()):
+                y = gemm(a, b)
+        """
+        device = as_device(device)
+        if device is CPU:
+            raise errors.DeviceError("Stream.from_handle: the CPU has no streams of other libraries")
+        handle = _foreign_handle(stream)
+        for name in ("device_index", "device_id"):  # torch's and CuPy's; -1: of whichever device is current
+            index = getattr(stream, name, -1)
+            if isinstance(index, int) and index not in (-1, device.index):
+                raise errors.DeviceError(
+                    f"Stream.from_handle: the stream is of device {shown(index)}, but device is {device}"
+                )
+        with device_scope(device):  # is it there?
+            return cls._of(device, handle, stream)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The stream for libraries that speak this protocol, such as cuda.core. DeviceError unless it is one
+        of an NVIDIA device.
+        """
+        if self.device.type is not DeviceType.NVIDIA:
+            raise errors.DeviceError(f"__cuda_stream__: {self!r} is no stream of CUDA")
+        return 0, self.handle or LEGACY
 
     def synchronize(self) -> None:
         """Wait until the work queued so far is done."""
         with device_scope(self.device):
             check(lib.infinirtStreamSynchronize(self.pointer))
+
+    def wait_stream(self, other: Stream) -> None:
+        """Let work queued from now on wait for what is queued on `other`, a stream of the same device."""
+        _need_kind("Stream.wait_stream", "other", other, Stream)
+        if other.device is not self.device:
+            raise errors.DeviceError(
+                f"Stream.wait_stream: the stream is on {self.device}, the other on {other.device}"
+            )
+        event = thread.events.get(self.device)
+        if event is None:
+            event = thread.events[self.device] = Event(self.device, timing=False)
+        event.record(other)
+        self.wait_event(event)
 
     def wait_event(self, event: Event) -> None:
         """Let work queued from now on wait for the last recording of `event`."""
@@ -322,19 +405,73 @@ class Stream:
             thread.streams[self.device] = outer
 
     def __repr__(self) -> str:
-        return f"<Stream of {self.device}{', the default one' if self._place is None else ''}>"
+        what = (
+            "" if self._place is not None else f", {self.handle:#x}" if self.handle else ", the default one"
+        )
+        return f"<Stream of {self.device}{what}>"
 
     __reduce__ = refuse_pickle
 
 
+#: What the exchange protocols call the default stream, for which they do not allow 0.
+LEGACY = 1
+
+_MOST_BORROWED = 64  # torch has 32 of each priority
+
+
+def _foreign_handle(stream: Any) -> int:
+    """The number of a stream of another library."""
+    number: Any = stream
+    if hasattr(stream, "__cuda_stream__"):
+        try:
+            said = stream.__cuda_stream__
+            version, number = said() if callable(said) else said
+        except errors.InfiniopError:
+            raise
+        except Exception as error:
+            raise errors.OperandError(
+                f"Stream.from_handle: stream is a {type(stream).__name__} whose __cuda_stream__ failed: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if version != 0:
+            raise errors.ParamError(
+                f"Stream.from_handle: stream speaks version {shown(version)} of __cuda_stream__, needs 0"
+            )
+    elif not isinstance(stream, int):
+        number = getattr(stream, "cuda_stream", getattr(stream, "ptr", None))
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise errors.OperandError(
+            f"Stream.from_handle: stream is {shown(stream)} ({type(stream).__name__}), needs the number of a "
+            "stream, or an object with __cuda_stream__, cuda_stream or ptr"
+        )
+    if not 0 <= number < 2**64:
+        raise errors.ParamError(f"Stream.from_handle: stream is {shown(number)}, which is no address")
+    return number
+
+
+def stream_at(device: Device, handle: int) -> Stream:
+    """This thread's object for a stream of another library. It is the same for the same number, because
+    workspaces belong to the objects.
+    """
+    borrowed = thread.borrowed
+    key = (device, handle)
+    found = borrowed.pop(key, None) or Stream._of(device, handle)
+    borrowed[key] = found
+    if len(borrowed) > _MOST_BORROWED:
+        del borrowed[next(iter(borrowed))]
+    return found
+
+
 def get_stream(device: DeviceLike | None = None) -> Stream:
-    """Return the stream this thread's operators on a device run on: the device's default one outside ``with
-    stream:``.
+    """Return the stream this thread's operators on a device run on, as far as no array of another library
+    has a say (see :class:`Stream`): the device's default one outside ``with stream:``.
     """
     device = as_device(device)
     stream = thread.streams.get(device)
     if stream is None:
-        stream = thread.streams[device] = Stream._default(device)
+        stream = Stream._of(device, 0)
+        stream._is_implicit = True
+        thread.streams[device] = stream
     return stream
 
 

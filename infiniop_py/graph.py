@@ -14,6 +14,7 @@ import logging
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
 from time import perf_counter_ns
@@ -35,7 +36,16 @@ from .device import CPU, Device, DeviceLike, as_device, refuse_pickle, thread
 from .dtypes import DType
 from .errors import GraphError, OperandError, ParamError, shown
 from .graph_operator import GraphOperator, need_alike
-from .interop import as_tensor, count_writes, keeping, need_writable, views, write_counts
+from .interop import (
+    as_tensor,
+    count_writes,
+    keeping,
+    need_writable,
+    stream_order,
+    stream_sources,
+    views,
+    write_counts,
+)
 from .tensor import Tensor, allocate, borrowed
 
 if TYPE_CHECKING:
@@ -283,6 +293,13 @@ class Graph:
         self._counted = [
             kept.operand for kept in self._kept if kept.is_output and type(kept.operand) in write_counts
         ]
+        for step in self._program.steps:
+            if isinstance(step, NativeGraph) and step.device is not CPU:
+                step.operands = self._sources(step.device)
+
+    def _sources(self, device: Device) -> list[Any]:
+        """What says on which streams of a device the graph's operands are worked with."""
+        return stream_sources(kept.operand for kept in self._kept if kept.range.device is device)
 
     # ---- compiling ---------------------------------------------------------------------------------------
 
@@ -422,7 +439,10 @@ class Graph:
 
         program = self._program
         try:
-            return program, measure(program.nodes, program.calls, program.workspaces, program.steps, n)
+            with ExitStack() as orders:
+                for device in dict.fromkeys(call.device for call in program.calls if call.device is not CPU):
+                    orders.enter_context(stream_order("Graph.profile", device, self._sources(device)))
+                return program, measure(program.nodes, program.calls, program.workspaces, program.steps, n)
         finally:
             if self._counted:
                 count_writes(self._counted)

@@ -35,7 +35,16 @@ from .device import CPU, Device, refuse_pickle, thread
 from .dispatcher import OpDispatcher, OpImpl
 from .dtypes import DType
 from .errors import DeviceError, DTypeError, OperandError, ShapeError, StrideError, shown
-from .interop import as_tensor, common_device, count_writes, keeping, need_writable, views, write_counts
+from .interop import (
+    as_tensor,
+    common_device,
+    count_writes,
+    keeping,
+    need_writable,
+    stream_order,
+    views,
+    write_counts,
+)
 from .tensor import Tensor, View
 
 __all__ = ["GraphOperator"]
@@ -204,6 +213,8 @@ class GraphOperator(ABC):
         self._plan_by(self._dispatcher.implementation(device.type))
 
     def _plan_by(self, impl: OpImpl) -> None:
+        if impl is not NATIVE and self.device is not CPU:
+            impl = impl._replace(run=_in_stream_order(impl.run))
         self._impl = impl
         self.plan = impl.plan(self) if _is_quiet() else self._plan_logged(impl)
         if impl.cleanup is not None:
@@ -416,6 +427,16 @@ class GraphOperator(ABC):
         finally:
             microseconds = (perf_counter_ns() - start) / 1e3
             logger.debug("%s %s: %s, %.1f us", self.name, outcome, described, microseconds)
+
+
+def _in_stream_order(run: Callable[[Any], None]) -> Callable[[Any], None]:
+    """The run of an implementation, on the stream on which the native one would run."""
+
+    def ordered(call: GraphOperator) -> None:
+        with stream_order(call.name, call.device, call.operands):
+            run(call)
+
+    return ordered
 
 
 _LAYOUT = ("dtype", "shape", "byte strides")

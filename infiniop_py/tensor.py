@@ -36,8 +36,11 @@ from ._native import check, ffi, lib
 from ._native import pointer as as_pointer
 from .device import (
     CPU,
+    LEGACY,
     Device,
     DeviceLike,
+    DeviceType,
+    Stream,
     as_device,
     call_on,
     device_scope,
@@ -45,6 +48,7 @@ from .device import (
     memory_error,
     places,
     refuse_pickle,
+    stream_at,
     thread,
 )
 from .dtypes import DType, as_dtype, from_numpy_dtype
@@ -61,6 +65,10 @@ Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisTyp
 class _Storage:
     """A range of bytes on a device: allocated here and released with the last tensor, or borrowed from
     `owner`.
+
+    Tensors keep no account of the streams that work with them, nor could they of those of other libraries
+    that share the memory. So it is released by ``infinirtFree``, which waits until what is queued on the
+    device is done, and never in the order of one stream.
     """
 
     __slots__ = ("__weakref__", "address", "device", "nbytes", "owner")
@@ -103,6 +111,7 @@ class _Operators:
     rearrange_: Callable[[Any, Any], Any]
     copy_: Callable[[Any, Any], Any]
     as_tensor: Callable[[str, str, Any], Tensor]
+    stream_order: Callable[[str, Device, Iterable[Any]], Any]
     knows: Callable[[object], bool]
 
 
@@ -180,8 +189,9 @@ class Tensor:
     def zeros(shape: int | Iterable[int], dtype: Any = "F32", device: DeviceLike | None = None) -> Tensor:
         """Return a row-major tensor filled with zero bits."""
         out = allocate(as_dtype(dtype, "zeros"), as_shape("zeros", shape), as_device(device), "zeros")
+        stream = get_stream(out.device)
         with device_scope(out.device):
-            check(lib.infinirtMemset(out._view[2], 0, out.nbytes))
+            check(lib.infinirtMemsetAsync(out._view[2], 0, out.nbytes, stream.pointer))
         return out
 
     @staticmethod
@@ -580,7 +590,11 @@ class Tensor:
 
     def to(self, device: DeviceLike) -> Tensor:
         """Return this tensor if it is on `device`, else a row-major copy there. Waits until the copy is
-        done.
+        done, which comes after the work that is queued on this thread's streams of the two devices. Between
+        two devices it goes through memory of the host.
+
+        >>> Tensor.ones(3).to("cpu").device
+        Device('CPU:0')
         """
         target = as_device(device)
         if target is self.device:
@@ -597,7 +611,7 @@ class Tensor:
 
         Source and destination must not overlap, except that copying a tensor to itself does nothing.
         """
-        source = operators.as_tensor("copy_", "source", source)
+        given, source = source, operators.as_tensor("copy_", "source", source)
         if source.shape != self.shape:
             raise errors.ShapeError(
                 f"copy_: source is {source.shape}, destination is {self.shape}; nothing is broadcast"
@@ -611,12 +625,14 @@ class Tensor:
         if self._view == source._view:
             return self
         if source.device is self.device:
-            operators.copy_(self, source)
-        elif self.is_contiguous():
-            refuse_while_recording("copy_")
-            _transfer(self, source.contiguous())
-        else:
-            operators.copy_(self, source.to(self.device))
+            operators.copy_(self, source if source.device is CPU else given)
+            return self
+        refuse_while_recording("copy_")
+        with operators.stream_order("copy_", source.device, () if source.device is CPU else (given,)):
+            if self.is_contiguous():
+                _transfer(self, source.contiguous())
+            else:
+                operators.copy_(self, source.to(self.device))
         return self
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -641,6 +657,10 @@ class Tensor:
         """A DLPack capsule of this memory, or of a row-major copy if `copy` is True. For ``from_dlpack`` of
         other libraries.
 
+        On a device, work that the consumer queues on its `stream` afterwards waits for what is queued on
+        this thread's: a number of a stream, None or 1 for the legacy default one, 2 for the default one of
+        each thread, -1 to wait for nothing. On the CPU it is None.
+
         ParamError for a read-only tensor where the consumer knows no such thing (`max_version` below 1.0),
         StrideError for negative strides, at which some consumers end the process: take ``.contiguous()``.
         """
@@ -651,13 +671,11 @@ class Tensor:
                 f"__dlpack__: dl_device is {shown(dl_device)}, but the tensor is on {self.device}; "
                 "use .to() first"
             )
-        if self.device is CPU:
-            if stream is not None:
-                raise errors.ParamError(
-                    f"__dlpack__: stream is {shown(stream)}, but the CPU has none: needs None"
-                )
-        elif stream != -1:
-            get_stream(self.device).synchronize()
+        if self.device is CPU and stream is not None:
+            raise errors.ParamError(
+                f"__dlpack__: stream is {shown(stream)}, but the CPU has none: needs None"
+            )
+        consumer = None if self.device is CPU else _consumer(self.device, stream)
         tensor = self
         if copy:
             tensor = allocate(self.dtype, self.shape, self.device, "__dlpack__")
@@ -676,7 +694,35 @@ class Tensor:
             memory = np.asarray(_HostView(tensor, typestr))
         except ValueError as error:
             raise errors.ShapeError(f"__dlpack__: shape {self.shape}: {error}") from None
+        if consumer is not None and consumer.handle != (own := get_stream(self.device)).handle:
+            consumer.wait_stream(own)
         return _dlpack.export(memory, self.dtype, self.device, max_version)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The tensor for libraries that speak version 3 of Numba's protocol. AttributeError, so that
+        ``hasattr`` is False, unless the tensor is on an NVIDIA device and its element type has a NumPy dtype;
+        BF16 has none that others know.
+
+        ``stream`` is that of this thread: whoever works on the memory on another one waits for it first.
+        GraphError while recording.
+        """
+        numpy = self.dtype._numpy
+        if self.device.type is not DeviceType.NVIDIA:
+            raise AttributeError(
+                f"__cuda_array_interface__: the tensor is on {self.device}, needs an NVIDIA device"
+            )
+        if numpy is None or self.dtype is DType.BF16:
+            raise AttributeError(f"__cuda_array_interface__: {self.dtype} has no typestr there; use DLPack")
+        refuse_while_recording("__cuda_array_interface__")
+        return {
+            "version": 3,
+            "shape": self.shape,
+            "typestr": numpy.str,
+            "data": (self.data_ptr if self.size else 0, not self._writable),
+            "strides": None if self.is_contiguous() else self._view[1][2],
+            "stream": get_stream(self.device).handle or LEGACY,
+        }
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         array = self.numpy()
@@ -769,16 +815,33 @@ from_dlpack = Tensor.from_dlpack
 from_blob = Tensor.from_blob
 
 
+def _consumer(device: Device, stream: object) -> Stream | None:
+    """The stream that a consumer of DLPack names; None if nothing is to wait."""
+    if stream is None:
+        return stream_at(device, LEGACY)
+    if not isinstance(stream, int) or isinstance(stream, bool):
+        raise errors.OperandError(f"__dlpack__: stream is {shown(stream)}, needs an int, or None")
+    if stream == -1:
+        return None
+    if not 0 < stream < 2**64:
+        raise errors.ParamError(
+            f"__dlpack__: stream is {shown(stream)}, which DLPack does not allow: needs 1 or 2 for a default "
+            "one, the number of a stream, or -1 for none"
+        )
+    return stream_at(device, stream)
+
+
 def _device_numbers(source: Any) -> tuple[int, int]:
     kind, index = source.__dlpack_device__()
     return as_index(kind), as_index(index)
 
 
 def tensor_of(source: Any) -> Tensor:
-    """A tensor on the memory of an object with ``__dlpack__``. Messages begin with a verb."""
+    """A tensor on the memory of an object with ``__dlpack__``, ready for this thread's stream. Messages begin
+    with a verb.
+    """
     device = _dlpack.device_of(*_dlpack.asked(source, "__dlpack_device__", _device_numbers, source))
-    # The consumer's stream; 1 is the legacy default one, for which 0 is not allowed.
-    stream = None if device is CPU else address_of(get_stream(device).pointer) or 1
+    stream = None if device is CPU else get_stream(device).handle or LEGACY
     capsule = _dlpack.asked(source, "__dlpack__", _dlpack.capsule_of, source, device, stream)
     found = _dlpack.read(capsule)
     layout = (found.dtype, found.shape, found.strides)
@@ -900,23 +963,27 @@ def _transfer(destination: Tensor, source: Tensor) -> None:
         return
     here, there = source.device, destination.device
     to, start = destination._view[2], source._view[2]
-    if there is CPU or here is CPU:
-        kind = (
-            lib.INFINIRT_MEMCPY_H2H
-            if here is there
-            else lib.INFINIRT_MEMCPY_H2D
-            if here is CPU
-            else lib.INFINIRT_MEMCPY_D2H
-        )
-        with device_scope(there if here is CPU else here):
-            check(lib.infinirtMemcpy(to, start, nbytes, kind))
-        return
-    # Not every pair of devices reaches each other's memory; the host reaches both.
-    staging = ffi.new("char[]", nbytes)
-    with device_scope(here):
-        check(lib.infinirtMemcpy(staging, start, nbytes, lib.INFINIRT_MEMCPY_D2H))
-    with device_scope(there):
-        check(lib.infinirtMemcpy(to, staging, nbytes, lib.INFINIRT_MEMCPY_H2D))
+    if here is CPU:
+        _copy(there, to, start, nbytes, lib.INFINIRT_MEMCPY_H2H if there is CPU else lib.INFINIRT_MEMCPY_H2D)
+    elif there is CPU:
+        _copy(here, to, start, nbytes, lib.INFINIRT_MEMCPY_D2H)
+    else:
+        # Not every pair of devices reaches each other's memory; the host reaches both.
+        staging = ffi.new("char[]", nbytes)
+        _copy(here, staging, start, nbytes, lib.INFINIRT_MEMCPY_D2H)
+        _copy(there, to, staging, nbytes, lib.INFINIRT_MEMCPY_H2D)
+
+
+def _copy(device: Device, to: Any, start: Any, nbytes: int, kind: int) -> None:
+    """Copy after what is queued on the thread's stream of a device, and wait. A copy without a stream comes
+    after the work of the default one alone.
+    """
+    stream = get_stream(device)
+    with device_scope(device):
+        try:
+            check(lib.infinirtMemcpyAsync(to, start, nbytes, kind, stream.pointer))
+        finally:  # a signal's handler may raise, and let go of the memory
+            check(lib.infinirtStreamSynchronize(stream.pointer))
 
 
 def _as_array(tensor: Tensor, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -22,7 +22,8 @@ ORDER = (
     "_machine _ceilings",
     "_layout _dlpack",
     "tensor",
-    "interop._adapter interop._numpy interop._torch interop._exchange interop.threadpoolctl interop",
+    "interop._adapter interop._streams interop._numpy interop._torch interop._exchange "
+    "interop.threadpoolctl interop",
     "dispatcher cache workspace",
     "_native_op",
     "_program",

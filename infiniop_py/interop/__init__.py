@@ -21,10 +21,11 @@ from .._native import address, owning_pointer
 from ..device import Device
 from ..dtypes import DType, from_numpy_dtype
 from ..errors import DeviceError, InfiniopError, OperandError, ParamError
-from ..tensor import Tensor, View, borrowed, of_array, pinned
+from ..tensor import Tensor, View, _Storage, borrowed, of_array, pinned
 from ..tensor import allocate as allocate_tensor
 from . import _exchange, _numpy, _torch
 from ._adapter import Adapter
+from ._streams import StreamOrder
 
 NUMPY = Adapter(_numpy.view, _numpy.writable, _numpy.allocate, rank=0, memory=pinned)
 TENSOR = Adapter(attrgetter("_view"), attrgetter("_writable"), allocate_tensor, rank=2)
@@ -138,6 +139,34 @@ def keeping(operand: Any, pointer: Any) -> Any:
     if adapter is None or adapter.memory is None:
         return pointer
     return owning_pointer(address(pointer), adapter.memory(operand))
+
+
+def stream_sources(operands: Iterable[Any]) -> list[Any]:
+    """Those of some operands, or of what keeps their memory, that say all there is to know of their streams:
+    one of each kind, and every array that names a stream itself. None of them if all are Tensors.
+    """
+    found: dict[object, Any] = {}
+    for operand in operands:
+        kind = Tensor if isinstance(operand, _Storage) else type(operand)
+        adapter = _ADAPTERS.get(kind)
+        names_stream = adapter is None or adapter is _exchange.CUDA_ARRAY_INTERFACE
+        found.setdefault(id(operand) if names_stream else kind, operand)
+    return list(found.values()) if found.keys() - {Tensor} else []
+
+
+def stream_order(op: str, device: Device, operands: Iterable[Any]) -> StreamOrder:
+    """The order in which a call on a device with these operands runs."""
+    handles: list[int | None] = []
+    has_tensors = False
+    for operand in stream_sources(operands):
+        if isinstance(operand, (Tensor, _Storage)):
+            has_tensors = True
+            continue
+        adapter = _ADAPTERS.get(type(operand)) or _adapter(op, "operand", operand)
+        assert adapter.stream is not None  # or it would be on the CPU
+        with _named(op, "operand"):
+            handles.append(adapter.stream(operand, device))
+    return StreamOrder(device, handles, has_tensors)
 
 
 def common_device(op: str, names: Sequence[str], operand_views: Sequence[View]) -> Device:

@@ -24,7 +24,9 @@ class Adapter(NamedTuple):
     makes what a result is computed in, and ``finish`` what the user gets of it afterwards. A call with
     several kinds of inputs answers in the kind of the highest ``rank``, the first one of several. Libraries
     that keep count of writes are told by ``count_write`` of each one that was done. ``memory`` gives what
-    keeps the memory that an array has now, where arrays may be given other memory.
+    keeps the memory that an array has now, where arrays may be given other memory. ``stream`` gives the
+    number of the stream on which an array's library works with it on a device, None if that is not known;
+    Tensors need no such function, nor arrays that are never on a device.
     """
 
     view: Callable[[Any], View]
@@ -34,3 +36,4 @@ class Adapter(NamedTuple):
     finish: Callable[[Any], Any] = _as_it_is
     count_write: Callable[[Any], None] | None = None
     memory: Callable[[Any], object] | None = None
+    stream: Callable[[Any, Device], int | None] | None = None

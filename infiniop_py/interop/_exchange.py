@@ -12,9 +12,9 @@ import numpy as np
 from .._dlpack import asked
 from .._layout import Shape, interned, row_major
 from .._native import owning_pointer
-from ..device import Device, DeviceType, device_scope, synchronize, thread
+from ..device import Device, DeviceType, thread
 from ..dtypes import DType, from_numpy_dtype
-from ..errors import GraphError, OperandError, ParamError, StrideError
+from ..errors import GraphError, OperandError, ParamError, StrideError, shown
 from ..tensor import Tensor, View, package_of, tensor_of
 from ..tensor import allocate as allocate_tensor
 from . import _numpy
@@ -56,8 +56,21 @@ def dlpack(kind: type) -> Adapter:
             )
         return allocate_tensor(dtype, shape, device, op)
 
-    adapter = Adapter(_dlpack_view, _dlpack_writable, allocate, rank=1)
+    adapter = Adapter(_dlpack_view, _dlpack_writable, allocate, rank=1, stream=_library_stream(kind))
     return adapter if to_own is None else adapter._replace(finish=to_own)
+
+
+def _library_stream(kind: type) -> Callable[[Any, Device], int | None]:
+    """What asks the class's library for its current stream."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None or not issubclass(kind, getattr(cupy, "ndarray", ())):
+        return lambda array, device: None
+
+    def stream(array: Any, device: Device) -> int:
+        handle: int = cupy.cuda.get_current_stream(device.index).ptr
+        return handle
+
+    return stream
 
 
 def _interface_array(array: Any) -> np.ndarray[Any, Any]:
@@ -126,13 +139,24 @@ def _cuda_view(array: Any) -> View:
     # The protocol does not say which device; arrays know it themselves.
     number = getattr(getattr(array, "device", None), "id", 0)
     device = Device(DeviceType.NVIDIA, number if isinstance(number, int) else 0)
-    if said.stream == 0:
-        raise ParamError("names stream 0, which the CUDA array interface does not allow")
-    if said.stream is not None:
-        # Work that this library's streams know nothing of may still be going on there.
-        with device_scope(device):
-            synchronize(device)
+    _need_stream(said.stream)
     return device, layout, owning_pointer(said.address, array)
+
+
+def _need_stream(stream: object) -> None:
+    """Refuse what is not a number of a stream."""
+    if stream is None:
+        return
+    if not isinstance(stream, int) or isinstance(stream, bool):
+        raise OperandError(f"names stream {shown(stream)}, but the CUDA array interface needs a number")
+    if not 0 < stream < 2**64:
+        raise ParamError(f"names stream {shown(stream)}, which the CUDA array interface does not allow")
+
+
+def _cuda_stream(array: Any, device: Device) -> int | None:
+    stream = _cuda_interface(array).stream  # it may be another one than at the last call
+    _need_stream(stream)
+    return stream
 
 
 def _cuda_allocate(dtype: DType, shape: Shape, device: Device, op: str) -> Tensor:
@@ -141,5 +165,5 @@ def _cuda_allocate(dtype: DType, shape: Shape, device: Device, op: str) -> Tenso
 
 #: Anything with ``__cuda_array_interface__``: results are Tensors.
 CUDA_ARRAY_INTERFACE = Adapter(
-    _cuda_view, lambda array: _cuda_interface(array).writable, _cuda_allocate, rank=1
+    _cuda_view, lambda array: _cuda_interface(array).writable, _cuda_allocate, rank=1, stream=_cuda_stream
 )

@@ -75,7 +75,17 @@ def adapter(torch: Any) -> Adapter:
         # `x.data = y` and Module.to() give a tensor another one.
         return tensor.untyped_storage()
 
-    return Adapter(view, lambda tensor: True, allocate, rank=1, count_write=count_write, memory=memory)
+    def stream(tensor: Any, device: Device) -> int:
+        handle: int = torch.cuda.current_stream(device.index).cuda_stream
+        return handle
+
+    return Adapter(
+        *(view, lambda tensor: True, allocate),
+        rank=1,
+        count_write=count_write,
+        memory=memory,
+        stream=stream,
+    )
 
 
 def need_memory(torch: Any, op: str, name: str, kind: type) -> None:

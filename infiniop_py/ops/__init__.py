@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..interop import as_tensor, knows
+from ..interop import as_tensor, knows, stream_order
 from ..tensor import operators
 from .add import Add, add, add_
 from .add_rms_norm import AddRMSNorm, add_rms_norm, add_rms_norm_
@@ -43,3 +43,4 @@ operators.rearrange_ = rearrange_
 operators.copy_ = copy_
 operators.as_tensor = as_tensor
 operators.knows = knows
+operators.stream_order = stream_order

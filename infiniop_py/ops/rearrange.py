@@ -96,6 +96,7 @@ def _into(y: Any, x: Any, names: Sequence[str]) -> Any:
     return y
 
 
-def copy_(destination: Tensor, source: Tensor) -> None:
+def copy_(destination: Tensor, source: Any) -> None:
     """What ``Tensor.copy_`` does on one device, once shapes, dtypes and writability are known to fit."""
-    Copy.launch((destination, source), (destination._view, source._view))
+    view = source._view if type(source) is Tensor else views(Copy.name, ("source",), (source,))[0]
+    Copy.launch((destination, source), (destination._view, view))
