@@ -15,6 +15,7 @@ COMMANDS = {
     "demo": ("infiniop_py._demo", "one decoder layer's residual and MLP path, checked and timed"),
     "bench": ("infiniop_py._bench.command", "this library against its peers and this machine's limits"),
     "scale": ("infiniop_py._scale.command", "what a model would take on several devices, predicted"),
+    "conformance": ("infiniop_py._conformance.command", "a backend plugin, held to the contract"),
 }
 
 
@@ -33,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"unknown command {arguments[0]!r}", file=out)
     print("usage: python -m infiniop_py COMMAND [--help]\n", file=out)
     for name, (_, summary) in COMMANDS.items():
-        print(f"  {name:6} {summary}", file=out)
+        print(f"  {name:11} {summary}", file=out)
     return 0 if wants_help else 2
 
 

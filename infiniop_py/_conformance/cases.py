@@ -1,6 +1,7 @@
 """The one table of operator cases: what is run, on which data, in which memory layout.
 
-A row is a `Case`; CASES holds them by name, and a name reruns its row: `pytest -k gemm-f16-9x17x33-a_T`. To
+A row is a `Case`; CASES holds them by name, and a name reruns its row: `pytest -k gemm-f16-9x17x33-a_T`, or,
+on a plugin, `python -m infiniop_py conformance PLUGIN.so -k gemm-f16-9x17x33-a_T`. To
 cover an operator better, add rows. To add an operator, add its line to OPERANDS, N_OUTPUTS, FILLS, CALLS and
 CHECKS, and rows.
 
@@ -291,8 +292,9 @@ FILLS: dict[str, dict[str, Fill]] = {
 FILLS["gemm_add"] = FILLS["gemm_mul"] = FILLS["gemm"]
 
 
-def build(case: Case) -> dict[str, Guarded]:
-    """The operands by name, filled; what the operator must not read holds NaN."""
+def build(case: Case, seed: int = 0) -> dict[str, Guarded]:
+    """The operands by name, filled, with other numbers for each seed; what the operator must not read holds
+    NaN."""
     operands: dict[str, Guarded] = {}
     sources = dict(case.alias)
     for name, shape, layout in reversed(list(case.operands())):  # inputs first: an output may be one of them
@@ -301,7 +303,7 @@ def build(case: Case) -> dict[str, Guarded]:
             continue
         dtype = DTYPES[case.weight_dtype or case.dtype if name == "weight" else case.dtype]
         operands[name] = Guarded(shape, dtype, layout, case.edge)
-    rng = np.random.default_rng(zlib.crc32(case.name.encode()))
+    rng = np.random.default_rng(zlib.crc32(case.name.encode()) + seed)
     FILLS[case.op][case.data](case, rng, operands)
     if case.op.startswith("gemm"):
         if case.beta == 0:
@@ -355,11 +357,14 @@ def _check_rearrange(case: Case, old: Views, new: Views) -> None:
     np.testing.assert_array_equal(bits(new["y"]), bits(old["x"]))
 
 
-def _check_epilogue(case: Case, old: Views, new: Views) -> None:
+def check_epilogue(case: Case, product: Array, old: Views, new: Views) -> None:
     """The bits of the two operators one after the other; of their own values other rows speak."""
-    product = ops.gemm(old["a"], old["b"], case.alpha)
     expected = reference.elementwise(case.op.removeprefix("gemm_"), product, old["d"])
     reference.assert_same_bits(new["y"], expected, "y")
+
+
+def _check_epilogue(case: Case, old: Views, new: Views) -> None:
+    check_epilogue(case, ops.gemm(old["a"], old["b"], case.alpha), old, new)
 
 
 CHECKS: dict[str, Callable[[Case, Views, Views], None]] = {

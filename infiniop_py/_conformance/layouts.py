@@ -216,6 +216,11 @@ class Guarded:
         self._outside = np.repeat(~inside, max(1, itemsize // 8))
         self._sealed = self._words
 
+    @property
+    def memory(self) -> Array:
+        """All bytes of the buffer."""
+        return self._bytes
+
     def seal(self) -> None:
         """Remember the contents for `assert_unchanged`; at an edge, make writing to them fault."""
         self._sealed = self._words.copy()
