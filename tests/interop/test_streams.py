@@ -175,6 +175,8 @@ PROGRAMS = {
             with quietly(): y = ip.gemm(a, b, 1.0, 2.0, c=c)
             c.fill(9); a.fill(9)
             same(y.values(), x @ w + 2)
+        from infiniop_py import workspace
+        assert [s.handle for s in workspace._pool.streams] == [t.handle]
     """,
     "graphs": """
         for kind, library in KINDS.items():
@@ -211,6 +213,16 @@ PROGRAMS = {
                 a.fill(x + 1)
                 graph.profile(1)
                 same(y.values(), 2 * ((x + 1) @ w))
+                with ip.Graph() as graph: ip.add(y, y, out=y)
+                y.fill(3); graph.profile(2); same(y.values(), np.full((3, 5), 12))
+        library, t, u = InterfaceArray.library, ip.Stream(gpu), ip.Stream(one)
+        with library.on(t), library.on(u):
+            a, b = InterfaceArray(x), InterfaceArray(x, 1)
+            with ip.Graph() as graph: ip.add(a, a, out=a); ip.mul(b, b, out=b)
+            a.fill(x); b.fill(x); graph.run()
+            assert pending(t) and pending(u)
+            same(a.values(), x + x); same(b.values(), x * x)
+            with quietly(): graph.run()
         with CUPY.on(t):  # no Tensor but the result
             a = CupyArray(x)
             with ip.Graph() as graph: z = ip.mul(ip.add(a, a), a)
@@ -282,11 +294,11 @@ PROGRAMS = {
             same(z.to("cpu").numpy(), x + x)
             with TORCH.on(ip.Stream(gpu)):
                 b = TorchTensor(x); a.fill(x)
-                z = TorchTensor(x)
+                z = on(x); ip.add(b, b)
                 waits = FakeCounts.of(plugin).waits
                 ip.add_(z, a, b); a.fill(-1); b.fill(-1)
                 assert FakeCounts.of(plugin).waits == waits + 1  # DLPack's
-                a.values(); same(z.values(), x + x)
+                a.values(); same(z.to("cpu").numpy(), x + x)
             z = on(x)
             plan = ip.Mul(z, a, a)
             a.fill(x + 2); plan(); a.fill(-1); a.values()

@@ -461,6 +461,22 @@ ROWS: dict[str, Row] = {
     "Stream.wait_event": Row(
         lambda: ip.Stream("cpu").wait_event, {"event": EVENT}, "Stream.wait_event", {"event": event()}
     ),
+    "Stream.wait_stream": Row(
+        lambda: ip.Stream("cpu").wait_stream,
+        {"other": also(kind(OperandError), ip.Stream("cpu"))},
+        "Stream.wait_stream",
+        {"other": ip.Stream("cpu")},
+    ),
+    "Stream.from_handle": Row(  # of a family that has no devices, which is said last
+        lambda: ip.Stream.from_handle,
+        {
+            "()": {"now": Choice(None, (DeviceError,))},
+            "device": kind((DeviceError, OperandError, ParamError)),
+            "stream": also(kind(OperandError, huge=ParamError), ParamError=[-1, 2**64], DeviceError=[0, 2]),
+        },
+        "Stream.from_handle",
+        {"device": "kunlun", "stream": 5},
+    ),
     "Stream.__exit__": Row(
         lambda: lambda: ip.Stream("cpu").__exit__(None, None, None),
         {"()": {"now": Choice(None, (ParamError,))}},
