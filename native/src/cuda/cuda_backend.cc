@@ -31,8 +31,8 @@ infiniStatus_t probe(char *reason, size_t size) {
     const cudaError_t error = cudaGetDeviceCount(&count);
     if (error == cudaErrorInsufficientDriver) {
         cudaGetLastError();
-        std::snprintf(reason, size, "the NVIDIA driver supports CUDA %s, needed %s or a later one of its kind",
-                      VersionText(driver).text, VersionText(runtime).text);
+        std::snprintf(reason, size, "the NVIDIA driver supports CUDA %s, needed %s or later", VersionText(driver).text,
+                      VersionText(runtime).text);
         return INFINI_STATUS_DEVICE_NOT_INITIALIZED;
     }
     if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0)) {

@@ -26,8 +26,8 @@ constexpr int loads_in_flight(int bytes_per_load) {
     return bytes_per_load >= 64 ? 1 : bytes_per_load >= 16 ? 64 / bytes_per_load : 4;
 }
 
-/** V elements of a row at once; Index counts the vectors of all rows. */
-template <class Map, int V, class Index>
+/** V elements of a row at once. */
+template <class Map, int V>
 struct RowsKernel {
     using T = typename Map::Element;
     static constexpr int kOperands = 1 + Map::kInputs, kVector = V;
@@ -37,38 +37,38 @@ struct RowsKernel {
 
     struct Params {
         T *base[kOperands];
-        Index vectors, row_length;
-        FastDiv<Index> vectors_per_row;
+        uint32_t vectors, row_length; // of all rows; of one, in elements
+        FastDiv<uint32_t> vectors_per_row;
         int outer;
-        FastDiv<Index> size[kMapOuter];
+        FastDiv<uint32_t> size[kMapOuter];
         int64_t along[kOperands], stride[kOperands][kMapOuter];
     };
 
     template <class Ctx>
     static INFINI_DEVICE void run(Ctx &ctx, const Params &p) {
-        const Index first = static_cast<Index>(ctx.block()) * kBlockVectors + static_cast<Index>(ctx.thread());
+        const uint32_t first = ctx.block() * kBlockVectors + static_cast<uint32_t>(ctx.thread());
         Pack<T, V> x[kUnroll][Map::kInputs];
         T *out[kUnroll];
         int count[kUnroll]; // of elements in the vector; fewer than V at the end of a row
         INFINI_UNROLL
         for (int u = 0; u < kUnroll; ++u) {
-            const Index vector = first + static_cast<Index>(u * kThreads);
+            const uint32_t vector = first + static_cast<uint32_t>(u * kThreads);
             count[u] = 0;
             if (vector >= p.vectors) continue;
-            Index column = vector;
+            uint32_t column = vector;
             int64_t at[kOperands] = {};
             if (p.outer > 0) {
-                Index rest = p.vectors_per_row.divide(vector);
+                uint32_t rest = p.vectors_per_row.divide(vector);
                 column = vector - rest * p.vectors_per_row.divisor;
                 for (int d = 0; d < p.outer; ++d) {
-                    const Index next = p.size[d].divide(rest);
+                    const uint32_t next = p.size[d].divide(rest);
                     const auto index = static_cast<int64_t>(rest - next * p.size[d].divisor);
                     INFINI_UNROLL
                     for (int i = 0; i < kOperands; ++i) at[i] += index * p.stride[i][d];
                     rest = next;
                 }
             }
-            const Index start = column * V;
+            const uint32_t start = column * V;
             count[u] = p.row_length - start < V ? static_cast<int>(p.row_length - start) : V;
             out[u] = p.base[0] + at[0] + static_cast<int64_t>(start) * p.along[0];
             INFINI_UNROLL
@@ -273,8 +273,8 @@ public:
         int alignment = kVectorBytes; // of all that is contiguous
         bool words[kOperands];
         for (int i = 0; i < kOperands; ++i) {
-            base[i] = static_cast<T *>(call.operands[i]) + layout_.offset[i];
-            const int own = alignment_of(layout_, i, base[i]);
+            base[i] = static_cast<T *>(call.operands[i]);
+            const int own = alignment_of(layout_, i, base[i] + layout_.offset[i]);
             words[i] = own >= Tile::kWordBytes;
             if (layout_.along[i] != 0) alignment = std::min(alignment, own);
         }
@@ -293,30 +293,24 @@ private:
     }
     template <int V, class Body>
     infiniStatus_t with_vectors(int alignment, const Body &body) const {
-        if constexpr (V == 1) {
-            return with_index<1>(body);
-        } else {
-            if (alignment >= V * kSize) return with_index<V>(body);
-            return with_vectors<Map::kAnyWidth ? V / 2 : 1>(alignment, body);
+        if constexpr (V > 1) {
+            if (alignment < V * kSize) return with_vectors<Map::kAnyWidth ? V / 2 : 1>(alignment, body);
         }
-    }
-    template <int V, class Body>
-    infiniStatus_t with_index(const Body &body) const {
-        if (layout_.x * layout_.rows() < (int64_t{1} << 31) - (1 << 16)) return body(RowsKernel<Map, V, uint32_t>{});
-        return body(RowsKernel<Map, V, uint64_t>{});
+        return body(RowsKernel<Map, V>{});
     }
 
     template <class Kernel>
     infiniStatus_t run_rows(T *const *base, void *stream) const {
-        using Index = decltype(Kernel::Params::vectors);
         constexpr int V = Kernel::kVector;
-        typename Kernel::Params p{};
-        const int64_t per_row = (layout_.x + V - 1) / V, vectors = per_row * layout_.rows();
-        p.vectors = static_cast<Index>(vectors);
-        p.row_length = static_cast<Index>(layout_.x);
-        p.vectors_per_row = FastDiv<Index>(static_cast<Index>(per_row));
-        fill(p, base);
-        return launch<Kernel>((vectors + Kernel::kBlockVectors - 1) / Kernel::kBlockVectors, p, stream);
+        return for_each_part(layout_, [&](const MapLayout &part) {
+            typename Kernel::Params p{};
+            const int64_t per_row = (part.x + V - 1) / V, vectors = per_row * part.rows();
+            p.vectors = static_cast<uint32_t>(vectors);
+            p.row_length = static_cast<uint32_t>(part.x);
+            p.vectors_per_row = FastDiv<uint32_t>(static_cast<uint32_t>(per_row));
+            fill(p, part, base);
+            return launch<Kernel>((vectors + Kernel::kBlockVectors - 1) / Kernel::kBlockVectors, p, stream);
+        });
     }
 
     infiniStatus_t run_tiles(T *const *base, const bool *words, void *stream) const {
@@ -333,21 +327,19 @@ private:
             p.through[i] = layout_.through[i];
             p.words[i] = words[i];
         }
-        fill(p, base);
+        fill(p, layout_, base);
         return launch<Tile>(tile_blocks(layout_, kSize), p, stream, shared_bytes());
     }
 
     /** What both kernels are told alike. */
     template <class Params>
-    void fill(Params &p, T *const *base) const {
-        using Divisor = std::remove_reference_t<decltype(p.size[0])>;
-        p.outer = layout_.outer;
-        for (int d = 0; d < layout_.outer; ++d)
-            p.size[d] = Divisor(static_cast<decltype(Divisor::divisor)>(layout_.size[d]));
+    static void fill(Params &p, const MapLayout &layout, T *const *base) {
+        p.outer = layout.outer;
+        for (int d = 0; d < layout.outer; ++d) p.size[d] = FastDiv<uint32_t>(static_cast<uint32_t>(layout.size[d]));
         for (int i = 0; i < kOperands; ++i) {
-            p.base[i] = base[i];
-            p.along[i] = layout_.along[i];
-            for (int d = 0; d < layout_.outer; ++d) p.stride[i][d] = layout_.stride[i][d];
+            p.base[i] = base[i] + layout.offset[i];
+            p.along[i] = layout.along[i];
+            for (int d = 0; d < layout.outer; ++d) p.stride[i][d] = layout.stride[i][d];
         }
     }
 

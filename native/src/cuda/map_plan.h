@@ -47,6 +47,28 @@ int64_t tile_blocks(const MapLayout &layout, int element_size);
 /** Plans operands that are reduced as an InfiniProblem's are. */
 MapLayout plan_map(const InfiniOperand *operands, int n_operands, int element_size);
 
+/** What a launch of rows may count, so that 32 bits are enough with some to spare. */
+constexpr int64_t kMostElements = (int64_t{1} << 31) - (1 << 16);
+
+/** Calls `body(part)` for parts of a plan of rows that have at most `most` elements each and together are all of it, until one
+ *  fails. Parts begin where vectors do. */
+template <class Body>
+infiniStatus_t for_each_part(MapLayout layout, const Body &body, int64_t most = kMostElements) {
+    if (layout.x * layout.rows() <= most) return body(layout);
+    int longest = -1; // an outer dimension; -1: x
+    for (int d = 0; d < layout.outer; ++d)
+        if (layout.size[d] > (longest < 0 ? layout.x - 2 * kVectorBytes : layout.size[longest])) longest = d;
+    int64_t &size = longest < 0 ? layout.x : layout.size[longest];
+    const int64_t all = size;
+    const int64_t half = longest < 0 ? all / 2 / kVectorBytes * kVectorBytes : all / 2;
+    size = half;
+    if (const infiniStatus_t status = for_each_part(layout, body, most)) return status;
+    size = all - half;
+    for (int i = 0; i < kMapOperands; ++i)
+        layout.offset[i] += half * (longest < 0 ? layout.along[i] : layout.stride[i][longest]);
+    return for_each_part(layout, body, most);
+}
+
 /** Bytes that an operand's contiguous runs are aligned to when it starts at an address. */
 int alignment_of(const MapLayout &layout, int operand, const void *address);
 
