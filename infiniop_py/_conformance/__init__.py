@@ -1,5 +1,5 @@
-"""``python -m infiniop_py conformance``: a backend plugin, held to its contract; and the one table of operator
-cases, which every backend has to get right.
+"""``python -m infiniop_py conformance``: a backend plugin, held to its contract; and the one table of
+operator cases, which every backend has to get right.
 
 layouts    arrays in named memory layouts, with guards
 reference  what operators must give, and how far a result may be from it

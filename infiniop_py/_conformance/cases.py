@@ -1,9 +1,8 @@
 """The one table of operator cases: what is run, on which data, in which memory layout.
 
 A row is a `Case`; CASES holds them by name, and a name reruns its row: `pytest -k gemm-f16-9x17x33-a_T`, or,
-on a plugin, `python -m infiniop_py conformance PLUGIN.so -k gemm-f16-9x17x33-a_T`. To
-cover an operator better, add rows. To add an operator, add its line to OPERANDS, N_OUTPUTS, FILLS, CALLS and
-CHECKS, and rows.
+on a plugin, `python -m infiniop_py conformance PLUGIN.so -k gemm-f16-9x17x33-a_T`. To cover an operator
+better, add rows. To add an operator, add its line to OPERANDS, N_OUTPUTS, FILLS, CALLS and CHECKS, and rows.
 
 Data is exact where it can be: small integers whose products and sums every accumulator represents, so that
 the result has to be right to the last bit. Otherwise the bounds are the formulas of reference.py.

@@ -190,8 +190,14 @@ def upload(pointer: Any, data: Array) -> None:
     done("infinirtMemcpy", pointer, from_buffer(data), data.nbytes, H2D)
 
 
-def download(pointer: Any, size: int) -> Array:
-    """Copy bytes of the device to the host and wait."""
+def download(pointer: Any, size: int, stream: Any = None) -> Array:
+    """Copy bytes of the device to the host and wait; with a stream, after what is queued there, and for that
+    alone.
+    """
     data = np.full(size, 0x3C, np.uint8)
-    done("infinirtMemcpy", from_buffer(data), pointer, size, D2H)
+    if stream is None:
+        done("infinirtMemcpy", from_buffer(data), pointer, size, D2H)
+    else:
+        done("infinirtMemcpyAsync", from_buffer(data), pointer, size, D2H, stream)
+        done("infinirtStreamSynchronize", stream)
     return data

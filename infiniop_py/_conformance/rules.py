@@ -403,7 +403,7 @@ def plans_of_other_devices(at_hand: Context) -> None:
         row.run()
         other.use()
         done("infinirtDeviceSynchronize")
-        row.check(product)
+        row.check(product, ffi.NULL)
         at_hand.device.use()
 
 
@@ -503,8 +503,7 @@ def _ways(at_hand: Context, handle: Any, case: Case) -> None:
         for seed, (row, stream) in enumerate(itertools.product(rows, (ffi.NULL, own))):
             product = _with_product(row, seed)
             row.run(stream)
-            done("infinirtStreamSynchronize", stream)
-            row.check(product)
+            row.check(product, stream)
 
 
 def ways_to_run(op: str, at_hand: Context) -> None:
@@ -540,7 +539,7 @@ def _threads(at_hand: Context, handle: Any, case: Case) -> None:
         if failures:
             raise failures[0]
         for row, product in zip(rows, products, strict=True):
-            row.check(product)
+            row.check(product, ffi.NULL)
 
 
 def threads(op: str, at_hand: Context) -> None:
@@ -568,14 +567,12 @@ def _captured(at_hand: Context, handle: Any, case: Case) -> None:
             for seed, stream in enumerate((*streams, own, own)):
                 product = _with_product(row, seed)
                 done("infinirtGraphLaunch", graph, stream)
-                done("infinirtStreamSynchronize", stream)
-                row.check(product)
+                row.check(product, stream)
         finally:
             done("infinirtGraphExecDestroy", graph)
         product = _with_product(row, 5)  # the stream is one like any other again
         row.run(own)
-        done("infinirtStreamSynchronize", own)
-        row.check(product)
+        row.check(product, own)
 
 
 def captured(op: str, at_hand: Context) -> None:
@@ -604,10 +601,9 @@ def graphs(at_hand: Context) -> None:
         for seed, stream in enumerate((ffi.NULL, own, ffi.NULL)):
             products = [_with_product(row, seed) for row in rows]
             done("infiniopGraphRun", graph, stream)
-            done("infinirtStreamSynchronize", stream)
             for row, product in zip(rows, products, strict=True):
                 try:
-                    row.check(product)
+                    row.check(product, stream)
                 except (Fault, AssertionError) as fault:
                     raise Fault(f"{row.case.name}, run number {seed + 1}: {fault}") from None
         text = ffi.new("const char **")
