@@ -1,7 +1,8 @@
 /** infini_backend.h: the backend plugin contract: one struct of function pointers is one device family.
  *
  *  A plugin is a shared object that exports one C function, infiniBackendGet, and links against nothing of this project.
- *  The built-in CPU backend fills the same structs. native/tests/fake_backend.c is a complete small plugin.
+ *  The built-in CPU backend fills the same structs. native/examples/backend_template is a plugin to start from, and
+ *  `python -m infiniop_py conformance PLUGIN.so` holds one to what is said here, as far as a caller can tell.
  *
  *  HOW PLUGINS ARE FOUND, in this order, when a device family other than the CPU is first asked for:
  *    1. infinirtLoadBackend(path), any time before
