@@ -373,12 +373,8 @@ static infiniStatus_t stream_create(int device_id, infinirtStream_t *stream) {
 }
 
 static infiniStatus_t stream_destroy(int device_id, infinirtStream_t stream) {
+    (void)device_id;
     if (!stream) return INFINI_STATUS_SUCCESS;
-    if (FAKE_LAZY) {
-        pthread_mutex_lock(&queue_mutex);
-        run_device(device_id);
-        pthread_mutex_unlock(&queue_mutex);
-    }
     pthread_mutex_lock(&mutex);
     Object **link = find_object(kStream, stream);
     const int capturing = link && (*link)->capturing;

@@ -313,6 +313,7 @@ PROGRAMS = {
                 destination.copy_(a)
                 a.fill(-1)
                 same(destination.to("cpu").numpy(), x + 5)
+                del a  # before the next one is filled, because its release waits for the device
             a, fresh = TorchTensor(x), ip.empty((3, 4), device=gpu)
             with quietly(2): fresh.copy_(a)
         # to() comes after what is queued on the stream that is current here, not after the default one alone.
@@ -365,7 +366,9 @@ PROGRAMS = {
                 a = CupyArray(x)
                 with stream:
                     with quietly(1): t = ip.from_dlpack(a)
-                    same((t + t).to("cpu").numpy(), x + x)
+                    y = t + t
+                    same(y.to("cpu").numpy(), x + x)
+                del a, t, y
     """,
     "cuda array interface": """
         s = ip.Stream(gpu)
@@ -377,7 +380,7 @@ PROGRAMS = {
         assert (said["strides"], said["stream"], said["shape"]) == ((16, 8), s.handle, (3, 2))
         assert t[::-1].__cuda_array_interface__["strides"] == (-16, 4)
         assert t[::-1].__cuda_array_interface__["data"][0] == t.data_ptr + 32
-        assert ip.empty((0, 3), device=gpu).__cuda_array_interface__["data"] == (0, False)
+        assert t[:0].__cuda_array_interface__["data"] == (0, False)
         locked = ip.from_dlpack(Producer(x, data=t.data_ptr, device_type=CUDA, read_only=True))
         assert locked.__cuda_array_interface__["data"] == (t.data_ptr, True)
         typestrs = dict(BOOL="|b1", U8="|u1", I64="<i8", F16="<f2", C64="<c8")
