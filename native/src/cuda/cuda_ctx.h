@@ -1,5 +1,7 @@
 /* The context of a kernel body on a device. PTX and intrinsics of CUDA stand here and nowhere else. */
 #pragma once
+#include <type_traits>
+
 #include "cuda/device.h"
 
 namespace infini::cuda {
@@ -18,6 +20,43 @@ public:
     template <class T>
     INFINI_DEVICE T shuffle_xor(T x, int mask) {
         return __shfl_xor_sync(0xffffffffu, x, mask);
+    }
+
+    /** Four matrices of 8 by 8 elements of 16 bits, from shared memory. Lane 8 * i + j names line j of matrix i, 16 bytes at a multiple
+     *  of these. to[i] gets two neighbours of matrix i (of its transpose): row lane / 4, columns lane % 4 * 2 and the next. All lanes
+     *  call it. */
+    template <bool Transposed>
+    INFINI_DEVICE void load_matrices(uint32_t (&to)[4], const void *line) {
+        const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(line));
+        if constexpr (Transposed)
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                         : "r"(at)
+                         : "memory");
+        else
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                         : "r"(at)
+                         : "memory");
+    }
+    /** sums += a @ b, 16x16 by 16x8 elements of T, f16 or bf16, in tensor cores that keep sums in F32. With g = lane / 4 and
+     *  t = lane % 4 * 2 a lane has of each, two neighbours at a time,
+     *    a: row g (a[0], a[2]) or g + 8 (a[1], a[3]), columns t, t + 1 (a[0], a[1]) or 8 more (a[2], a[3])
+     *    b: rows t, t + 1 (b[0]) or 8 more (b[1]), column g
+     *    sums: row g (sums[0], sums[1]) or g + 8 (sums[2], sums[3]), columns t, t + 1
+     *  (PTX ISA, "Matrix fragments for mma.m16n8k16"). All lanes call it. */
+    template <class T>
+    INFINI_DEVICE void multiply_add(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+        if constexpr (std::is_same_v<T, bf16>)
+            asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                "{%0, %1, %2, %3};"
+                : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+        else
+            asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
+                "%1, %2, %3};"
+                : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
     }
 
     /** The block's shared memory: as many bytes as the launch asked for, 16-byte aligned. */

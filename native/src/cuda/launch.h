@@ -2,6 +2,7 @@
  *
  *      struct Kernel {
  *          static constexpr int kThreads = 256;             // of a block
+ *          static constexpr int kBlocks = 2;                // (opt) that a multiprocessor holds: bounds the registers of a thread
  *          struct Params { ... };                           // passed by value, at most 4 KiB, pointers to device memory
  *          template <class Ctx>
  *          static INFINI_DEVICE void run(Ctx &ctx, const Params &p);
@@ -11,6 +12,8 @@
  *  planned, so that launch() may be captured. */
 #pragma once
 #include <cuda_runtime_api.h>
+
+#include <type_traits>
 
 #include "cuda/error.h"
 #include "cuda/map_plan.h"
@@ -24,8 +27,13 @@
 namespace infini::cuda {
 
 #ifdef __CUDACC__
+template <class Kernel, class = void>
+constexpr int kBlocksOf = 1;
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, 1)
+constexpr int kBlocksOf<Kernel, std::void_t<decltype(Kernel::kBlocks)>> = Kernel::kBlocks;
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, kBlocksOf<Kernel>)
     kernel_entry(const __grid_constant__ typename Kernel::Params params) {
     CudaCtx ctx;
     Kernel::run(ctx, params);

@@ -62,6 +62,44 @@ public:
         sync_warp(line);
     }
 
+    /** CudaCtx's, as its comment says it. */
+    template <bool Transposed>
+    void load_matrices(uint32_t (&to)[4], const void *line, int from = __builtin_LINE()) {
+        need_aligned(line, 16, "load of matrices");
+        const void *lines[kWarp];
+        gather(line, lines, from);
+        const int lane = thread_ % kWarp;
+        for (int matrix = 0; matrix < 4; ++matrix) {
+            uint16_t two[2];
+            for (int i = 0; i < 2; ++i) {
+                const int row = lane / 4, col = lane % 4 * 2 + i;
+                const auto *at = static_cast<const char *>(lines[8 * matrix + (Transposed ? col : row)]);
+                memcpy(&two[i], at + 2 * (Transposed ? row : col), 2);
+            }
+            memcpy(&to[matrix], two, 4);
+        }
+        sync_warp(from); // what a lane writes after it, no other lane may have read
+    }
+    /** CudaCtx's, products added one after the other. */
+    template <class T>
+    void multiply_add(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], int line = __builtin_LINE()) {
+        struct Share {
+            T a[4][2], b[2][2];
+        } mine, all[kWarp];
+        memcpy(mine.a, a, sizeof mine.a);
+        memcpy(mine.b, b, sizeof mine.b);
+        gather(mine, all, line);
+        const int lane = thread_ % kWarp;
+        for (int i = 0; i < 4; ++i) {
+            const int row = lane / 4 + i / 2 * 8, col = lane % 4 * 2 + i % 2;
+            for (int k = 0; k < 16; ++k) {
+                const T x = all[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2][k % 2];
+                const T y = all[col * 4 + k % 8 / 2].b[k / 8][k % 2];
+                sums[i] = fused(widen(x), widen(y), sums[i]);
+            }
+        }
+    }
+
 private:
     static constexpr size_t kSlotBytes = 128;
     friend class Block;

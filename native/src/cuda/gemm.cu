@@ -1,0 +1,258 @@
+/* gemm, gemm_add and gemm_mul on NVIDIA devices. Three implementations are asked in turn: gemv, cublaslt, and the tiled kernel, which
+ * takes everything. The environment variable INFINIOP_CUDA_GEMM names those that may be used, "gemv,tiled" for instance, for tests
+ * and comparisons; the tiled kernel always may. Programs that are AT_SECURE read no variable. */
+#include "cuda/gemm.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "core/dtype.h"
+#include "cuda/cublaslt.h"
+#include "cuda/gemm_tile.h"
+#include "cuda/gemv.h"
+#include "cuda/launch.h"
+
+namespace infini::cuda {
+
+namespace {
+
+enum { kC, kA, kB, kD };
+
+/** A kernel as plans keep it. */
+struct GemmKernel {
+    infiniStatus_t (*prepare)();
+    infiniStatus_t (*launch)(int64_t blocks, const GemmParams &params, void *stream);
+    int tile_m, tile_n;
+};
+template <class Kernel>
+GemmKernel kernel_of(int tile_m, int tile_n) {
+    return {[] { return prepare<Kernel>(Kernel::kSharedBytes); },
+            [](int64_t blocks, const GemmParams &params, void *stream) {
+                return launch<Kernel>(blocks, params, stream, Kernel::kSharedBytes);
+            },
+            tile_m, tile_n};
+}
+
+int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
+
+GemmInput input_of(const InfiniOperand &x, int w, int k) {
+    GemmInput in{};
+    in.batch = x.stride[0];
+    in.w = x.stride[w];
+    in.k = x.stride[k];
+    // A dimension of size 1 has stride 0, and is not the one to read along.
+    in.by_k = in.k == 1 || (in.w != 1 && magnitude(in.k) <= magnitude(in.w));
+    return in;
+}
+GemmOutput output_of(const InfiniOperand &x, bool exchanged) {
+    GemmOutput out{};
+    out.batch = x.stride[0];
+    out.row = x.stride[exchanged ? 2 : 1];
+    out.col = x.stride[exchanged ? 1 : 2];
+    return out;
+}
+
+/** A problem for our own kernels; `exchanged`: as C^T = B^T A^T. */
+class GemmPlan final : public CudaPlan {
+public:
+    GemmPlan(const InfiniProblem &problem, bool exchange)
+        : exchanged_(exchange), size_(kDtypes[problem.operands[kC].dtype].size) {
+        const InfiniOperand *const x = problem.operands;
+        const InfiniOperand &a = x[exchange ? kB : kA], &b = x[exchange ? kA : kB];
+        const int rows = exchange ? 2 : 1, cols = exchange ? 1 : 2;
+        params.m = x[kC].shape[rows];
+        params.n = x[kC].shape[cols];
+        params.k = x[kA].shape[2];
+        params.a = input_of(a, rows, cols);
+        params.b = input_of(b, cols, rows);
+        params.c = output_of(x[kC], exchange);
+        params.after = problem.op == INFINI_OP_GEMM_ADD   ? After::kAdd
+                       : problem.op == INFINI_OP_GEMM_MUL ? After::kMul
+                                                          : After::kNothing;
+        if (params.after != After::kNothing) params.d = output_of(x[kD], exchange);
+        batch = x[kC].shape[0];
+        for (int i = 0; i < problem.n_operands; ++i) offset_[i] = x[i].offset * size_;
+    }
+
+    int64_t tiles(int tile_m, int tile_n) const { return batch * ceil(params.m, tile_m) * ceil(params.n, tile_n); }
+
+    infiniStatus_t use(const GemmKernel &kernel) {
+        kernel_ = kernel;
+        params.tiles_m = ceil(params.m, kernel.tile_m);
+        params.tiles_n = ceil(params.n, kernel.tile_n);
+        params.tiles = tiles(kernel.tile_m, kernel.tile_n);
+        if (exchanged_) description += ", of C^T";
+        return kernel.prepare();
+    }
+
+    infiniStatus_t run(const InfiniCall &call) const override {
+        GemmParams p = params;
+        const bool plain = p.after == After::kNothing;
+        p.alpha = call.alpha;
+        p.beta = plain ? call.beta : 0; // a graph may have been given one for an operator without it
+        if (p.k == 0 || p.alpha == 0) {
+            if (plain && p.beta == 1) return INFINI_STATUS_SUCCESS; // C stays as it is, -0 too
+            p.k = 0;
+            p.alpha = 0; // an infinite one would make a NaN of an empty sum
+        }
+        const auto at = [&](int i) { return static_cast<char *>(call.operands[i]) + offset_[i]; };
+        p.c.p = at(kC);
+        p.a.p = at(exchanged_ ? kB : kA);
+        p.b.p = at(exchanged_ ? kA : kB);
+        if (!plain) p.d.p = at(kD);
+        for (GemmInput *x : {&p.a, &p.b})
+            x->packs = packs(x->p, x->batch, x->by_k ? x->w : x->k, x->by_k ? x->k : x->w);
+        for (GemmOutput *x : {&p.c, &p.d}) x->packs = packs(x->p, x->batch, x->row, x->col);
+        return kernel_.launch(p.tiles < kMaxBlocks ? p.tiles : kMaxBlocks, p, call.stream);
+    }
+
+    GemmParams params{};
+    int64_t batch;
+
+private:
+    static int64_t ceil(int64_t n, int tile) { return n / tile + (n % tile != 0); }
+
+    /** Are lines of that stride contiguous and aligned to 16 bytes? */
+    bool packs(const void *p, int64_t stride_batch, int64_t stride_line, int64_t stride) const {
+        const auto bytes = [&](int64_t n) { return static_cast<uintptr_t>(n * size_); };
+        return stride == 1 && (reinterpret_cast<uintptr_t>(p) | bytes(stride_batch) | bytes(stride_line)) % 16 == 0;
+    }
+
+    bool exchanged_;
+    int64_t size_, offset_[INFINI_MAX_OPERANDS] = {};
+    GemmKernel kernel_{};
+};
+
+/** visit(element) with a value of an operand's type. */
+template <class Visit>
+auto by_element(int dtype, Visit &&visit) {
+    switch (dtype) {
+    case INFINI_DTYPE_F16: return visit(f16{});
+    case INFINI_DTYPE_BF16: return visit(bf16{});
+    case INFINI_DTYPE_F32: return visit(float{});
+    default: return visit(double{});
+    }
+}
+
+/* ---- tiles --------------------------------------------------------------------------------------------------------- */
+
+struct TileSizes {
+    GemmKernel large, small;
+    const char *how;
+};
+template <class Large, class Small>
+TileSizes sizes(const char *how) {
+    return {kernel_of<Large>(Large::kM, Large::kN), kernel_of<Small>(Small::kM, Small::kN), how};
+}
+
+template <class T>
+TileSizes tile_sizes(T) {
+    return sizes<MmaTile<T, 128, 128, 2, 4>, MmaTile<T, 64, 64, 2, 2>>("x32 mma");
+}
+TileSizes tile_sizes(float) { return sizes<PlainTile<float, 128, 128, 8, 8>, PlainTile<float, 64, 64, 8, 4>>("x8"); }
+TileSizes tile_sizes(double) { return sizes<PlainTile<double, 64, 64, 4, 4>, PlainTile<double, 32, 32, 4, 2>>("x8"); }
+
+/* ---- a few rows ---------------------------------------------------------------------------------------------------- */
+
+constexpr int64_t kGemvRows = 4;
+constexpr int64_t kShortColumn = 1024; // bytes along K: up to here eight threads take 8 chunks each
+
+template <class Kernel>
+GemmKernel gemv_kernel() {
+    return kernel_of<Kernel>(static_cast<int>(kGemvRows), Kernel::kTileColumns);
+}
+template <class T, int Rows>
+GemmKernel gemv_kernel(const GemmParams &p) {
+    if (!p.b.by_k) return gemv_kernel<GemvAlongN<T, Rows>>();
+    return p.k * static_cast<int64_t>(sizeof(T)) <= kShortColumn ? gemv_kernel<GemvAlongK<T, Rows, 8>>()
+                                                                 : gemv_kernel<GemvAlongK<T, Rows, 128>>();
+}
+
+infiniStatus_t plan_gemv(const InfiniProblem &problem, std::unique_ptr<CudaPlan> *plan, size_t *) {
+    for (const bool exchange : {false, true}) {
+        auto made = std::make_unique<GemmPlan>(problem, exchange);
+        const GemmParams &p = made->params;
+        if (p.m > kGemvRows || (p.b.k != 1 && p.b.w != 1)) continue;
+        made->description = p.b.by_k ? "gemv, B read along k" : "gemv, B read along n";
+        if (exchange) made->description = p.b.by_k ? "gemv, A read along k" : "gemv, A read along m";
+        const GemmKernel kernel = by_element(problem.operands[kC].dtype, [&](auto element) {
+            using T = decltype(element);
+            return p.m == 1 ? gemv_kernel<T, 1>(p) : gemv_kernel<T, kGemvRows>(p);
+        });
+        if (const infiniStatus_t status = made->use(kernel)) return status;
+        *plan = std::move(made);
+        return INFINI_STATUS_SUCCESS;
+    }
+    return INFINI_STATUS_NOT_IMPLEMENTED;
+}
+
+/* ---- choosing ------------------------------------------------------------------------------------------------------ */
+
+struct Implementation {
+    const char *name;
+    infiniStatus_t (*plan)(const InfiniProblem &, std::unique_ptr<CudaPlan> *, size_t *);
+};
+constexpr Implementation kImplementations[] = {{"gemv", plan_gemv}, {"cublaslt", plan_cublaslt}, {"tiled", plan_tiled}};
+
+/** Writes which of them the environment allows. */
+infiniStatus_t allowed(bool (&may)[std::size(kImplementations)]) {
+    const char *rest = secure_getenv("INFINIOP_CUDA_GEMM");
+    for (size_t i = 0; i < std::size(may); ++i) may[i] = rest == nullptr || kImplementations[i].plan == plan_tiled;
+    while (rest != nullptr) {
+        const size_t length = std::strcspn(rest, ",");
+        bool known = false;
+        for (size_t i = 0; i < std::size(may); ++i)
+            if (std::strlen(kImplementations[i].name) == length &&
+                std::strncmp(kImplementations[i].name, rest, length) == 0)
+                known = may[i] = true;
+        if (!known)
+            return fail(INFINI_STATUS_BAD_PARAM,
+                        "cuda: INFINIOP_CUDA_GEMM names \"%.*s\", which is none of gemv, cublaslt and tiled",
+                        static_cast<int>(length), rest);
+        rest = rest[length] == ',' ? rest + length + 1 : nullptr;
+    }
+    return INFINI_STATUS_SUCCESS;
+}
+
+infiniStatus_t plan_product(const InfiniProblem &problem, std::unique_ptr<CudaPlan> *plan, size_t *workspace_size) {
+    bool may[std::size(kImplementations)];
+    if (const infiniStatus_t status = allowed(may)) return status;
+    infiniStatus_t status = INFINI_STATUS_NOT_IMPLEMENTED;
+    for (size_t i = 0; i < std::size(may) && status == INFINI_STATUS_NOT_IMPLEMENTED; ++i)
+        if (may[i]) status = kImplementations[i].plan(problem, plan, workspace_size);
+    return status;
+}
+
+} // namespace
+
+infiniStatus_t plan_tiled(const InfiniProblem &problem, std::unique_ptr<CudaPlan> *plan, size_t *) {
+    const InfiniOperand &c = problem.operands[kC];
+    // C is written along what is contiguous in it.
+    auto made = std::make_unique<GemmPlan>(problem, c.stride[1] == 1 && c.stride[2] != 1);
+    int processors;
+    if (const infiniStatus_t status =
+            check("asking for the number of multiprocessors",
+                  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, problem.device_id)))
+        return status;
+    const TileSizes sizes = by_element(c.dtype, [](auto element) { return tile_sizes(element); });
+    const GemmKernel &large = sizes.large, &small = sizes.small;
+    const bool fills = made->params.m > small.tile_m && made->params.n > small.tile_n &&
+                       made->tiles(large.tile_m, large.tile_n) >= processors;
+    const GemmKernel &kernel = fills ? large : small;
+    made->description = "tiled " + std::to_string(kernel.tile_m) + "x" + std::to_string(kernel.tile_n) + sizes.how;
+    if (const infiniStatus_t status = made->use(kernel)) return status;
+    *plan = std::move(made);
+    return INFINI_STATUS_SUCCESS;
+}
+
+#define INFINI_PRODUCT_PLANNER(name)                                                          \
+    infiniStatus_t plan_##name(const InfiniProblem &problem, std::unique_ptr<CudaPlan> *plan, \
+                               size_t *workspace_size) {                                      \
+        return plan_product(problem, plan, workspace_size);                                   \
+    }
+INFINI_PRODUCT_PLANNER(gemm)
+INFINI_PRODUCT_PLANNER(gemm_add)
+INFINI_PRODUCT_PLANNER(gemm_mul)
+
+} // namespace infini::cuda
