@@ -26,12 +26,12 @@ struct GemmKernel {
     int tile_m, tile_n;
 };
 template <class Kernel>
-GemmKernel kernel_of(int tile_m, int tile_n) {
+GemmKernel kernel_of() {
     return {[] { return prepare<Kernel>(Kernel::kSharedBytes); },
             [](int64_t blocks, const GemmParams &params, void *stream) {
                 return launch<Kernel>(blocks, params, stream, Kernel::kSharedBytes);
             },
-            tile_m, tile_n};
+            Kernel::kTileRows, Kernel::kTileColumns};
 }
 
 int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
@@ -143,7 +143,7 @@ struct TileSizes {
 };
 template <class Large, class Small>
 TileSizes sizes(const char *how) {
-    return {kernel_of<Large>(Large::kM, Large::kN), kernel_of<Small>(Small::kM, Small::kN), how};
+    return {kernel_of<Large>(), kernel_of<Small>(), how};
 }
 
 template <class T>
@@ -158,15 +158,11 @@ TileSizes tile_sizes(double) { return sizes<PlainTile<double, 64, 64, 4, 4>, Pla
 constexpr int64_t kGemvRows = 4;
 constexpr int64_t kShortColumn = 1024; // bytes along K: up to here eight threads take 8 chunks each
 
-template <class Kernel>
-GemmKernel gemv_kernel() {
-    return kernel_of<Kernel>(static_cast<int>(kGemvRows), Kernel::kTileColumns);
-}
 template <class T, int Rows>
 GemmKernel gemv_kernel(const GemmParams &p) {
-    if (!p.b.by_k) return gemv_kernel<GemvAlongN<T, Rows>>();
-    return p.k * static_cast<int64_t>(sizeof(T)) <= kShortColumn ? gemv_kernel<GemvAlongK<T, Rows, 8>>()
-                                                                 : gemv_kernel<GemvAlongK<T, Rows, 128>>();
+    if (!p.b.by_k) return kernel_of<GemvAlongN<T, Rows>>();
+    return p.k * static_cast<int64_t>(sizeof(T)) <= kShortColumn ? kernel_of<GemvAlongK<T, Rows, 8>>()
+                                                                 : kernel_of<GemvAlongK<T, Rows, 128>>();
 }
 
 infiniStatus_t plan_gemv(const InfiniProblem &problem, std::unique_ptr<CudaPlan> *plan, size_t *) {

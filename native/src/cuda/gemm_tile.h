@@ -131,7 +131,7 @@ INFINI_DEVICE void walk(Ctx &ctx, int64_t k, A &a, B &b, Put &&put, Multiply &&m
 template <class T, int M, int N, int WarpsM, int WarpsN>
 struct MmaTile {
     static constexpr int kThreads = kWarp * WarpsM * WarpsN;
-    static constexpr int kM = M, kN = N, kDepth = 32;
+    static constexpr int kTileRows = M, kTileColumns = N, kDepth = 32;
     static constexpr int kBlocks = 512 / kThreads; // 128 registers a thread: as many as two blocks of 8 warps may have
     using Params = GemmParams;
 
@@ -231,7 +231,7 @@ struct MmaTile {
 template <class T, int M, int N, int RowsOfThread, int ColsOfThread>
 struct PlainTile {
     static constexpr int kThreads = M / RowsOfThread * (N / ColsOfThread);
-    static constexpr int kM = M, kN = N, kDepth = 8;
+    static constexpr int kTileRows = M, kTileColumns = N, kDepth = 8;
     // 128 registers a thread, but for 64 sums of F32: the compiler does not get by with that.
     static constexpr int kBlocks = RowsOfThread * ColsOfThread * sizeof(T) < 256 ? 512 / kThreads : 1;
     using Params = GemmParams;

@@ -19,7 +19,7 @@ struct GemvAlongK {
     static constexpr int kThreads = 128;
     static constexpr int kBlocks = Rows == 1 ? 4 : 3; // 128 or 168 registers a thread, so that none is spilled
     static constexpr int kColumns = 4;                // of a group of lanes
-    static constexpr int kTileColumns = kThreads / Lanes * kColumns; // of a block
+    static constexpr int kTileRows = Rows, kTileColumns = kThreads / Lanes * kColumns; // of a block
     static constexpr int kWarps = kThreads / kWarp, kSums = Rows * kColumns;
     static constexpr size_t kSharedBytes = Lanes > kWarp ? kWarps * kSums * sizeof(Acc<T>) : 0;
     using Params = GemmParams;
@@ -129,7 +129,7 @@ template <class T, int Rows>
 struct GemvAlongN {
     static constexpr int kThreads = 512;
     static constexpr int E = 16 / sizeof(T);
-    static constexpr int kLanes = 4, kTileColumns = kLanes * E;
+    static constexpr int kLanes = 4, kTileRows = Rows, kTileColumns = kLanes * E;
     static constexpr int kStep = kThreads / kLanes; // rows of B that are read at a time
     static constexpr int kAhead = 4;                // and how many times that, before any is used: 32 KB a block
     static constexpr int kWarps = kThreads / kWarp, kSums = Rows * kTileColumns;
