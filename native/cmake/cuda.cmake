@@ -58,7 +58,7 @@ foreach(architecture ${INFINIOP_CUDA_ARCHITECTURES})
     list(APPEND cuda_codes -gencode arch=compute_${number},code=compute_${number})
   endif()
 endforeach()
-set(cuda_flags -std=c++17 -O3 -fmad=false --Werror=all-warnings --compress-mode=size -diag-suppress 177
+set(cuda_flags -std=c++17 -O3 -fmad=false --Werror=all-warnings -Xptxas=--warn-on-spills,-Werror --compress-mode=size -diag-suppress 177
   -ccbin ${CMAKE_CXX_COMPILER} -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-ffp-contract=off,-fstack-protector-strong
   -DINFINI_VERSION="${PROJECT_VERSION}" -I${CMAKE_CURRENT_SOURCE_DIR}/include -I${CMAKE_CURRENT_SOURCE_DIR}/src)
 set(cuda_objects "")

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <mutex>
 #include <set>
+#include <vector>
 
 #include "core/fork_mutex.h"
 #include "cuda/cuda_backend.h"
@@ -50,7 +52,6 @@ LiveSet &streams = *new LiveSet("stream"); // never destroyed: used until the pr
 LiveSet &events = *new LiveSet("event");
 LiveSet &graphs = *new LiveSet("graph");
 LiveSet &graph_execs = *new LiveSet("launchable graph");
-LiveSet &device_memory = *new LiveSet("allocation on a device");
 LiveSet &host_memory = *new LiveSet("allocation of pinned memory");
 
 cudaStream_t as_stream(infinirtStream_t stream) { return static_cast<cudaStream_t>(stream); }
@@ -90,152 +91,235 @@ infiniStatus_t device_synchronize(int device_id) {
 
 /* ---- memory -------------------------------------------------------------------------------------------------------- */
 
-constexpr int kMaxDevices = 64;
+/** What this thread does meanwhile is no part of a capture that anybody makes, and does not spoil it. */
+class OutsideOfCaptures {
+public:
+    OutsideOfCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+    ~OutsideOfCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+    OutsideOfCaptures(const OutsideOfCaptures &) = delete;
+    OutsideOfCaptures &operator=(const OutsideOfCaptures &) = delete;
 
-/** The pool that a device's memory comes from: one of this library, so that what it keeps is its own to keep. */
-struct Pool {
-    cudaMemPool_t pool = nullptr;  // NULL where the device has none: memory comes from cudaMalloc
-    cudaStream_t stream = nullptr; // where allocations without a stream are made; nothing is ever queued behind them
+private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-class Pools {
+/** The memory of one device: a pool of this library, so that what it keeps is its own to keep.
+ *
+ *  Nobody says which streams may still use what is given to infinirtFree, so it must wait for the device; to do that for each would
+ *  stop the device time and again. It is kept, and when it is much, or memory is short, the device is waited for once, and all of it
+ *  goes back to the pool. */
+class DeviceMemory {
 public:
-    /** The pool of the current device. */
-    infiniStatus_t of(int device_id, Pool *pool) {
-        if (device_id >= kMaxDevices)
-            return fail(INFINI_STATUS_DEVICE_NOT_FOUND, "cuda: device %d; %d are supported", device_id, kMaxDevices);
-        const std::lock_guard<ForkMutex> lock(mutex_);
-        if (!made_[device_id]) {
-            if (const infiniStatus_t status = make(device_id, &pools_[device_id])) return status;
-            made_[device_id] = true;
-        }
-        *pool = pools_[device_id];
-        return INFINI_STATUS_SUCCESS;
+    /** With the device current. */
+    infiniStatus_t allocate(const char *what, void **ptr, size_t size) {
+        const OutsideOfCaptures outside;
+        if (const infiniStatus_t status = prepare()) return status;
+        if (const infiniStatus_t status = take(what, ptr, size, stream_)) return status;
+        if (pool_ == nullptr) return INFINI_STATUS_SUCCESS;
+        return check(what, cudaStreamSynchronize(stream_)); // usable on any stream, at once
     }
-    /** The same if it was made already. */
-    cudaMemPool_t made(int device_id) {
+    /** For work that is queued on `stream` from now on. */
+    infiniStatus_t allocate_async(const char *what, void **ptr, size_t size, cudaStream_t stream) {
+        if (const infiniStatus_t status = prepare()) return status;
+        return take(what, ptr, size, stream);
+    }
+
+    infiniStatus_t release(const char *what, void *ptr) {
+        bool much;
+        {
+            const std::lock_guard<ForkMutex> lock(mutex_);
+            const auto found = live_.find(ptr);
+            if (found == live_.end()) return refuse(what, ptr); // another thread was faster
+            if (pool_ != nullptr) released_.push_back(ptr);     // may throw, and has changed nothing then
+            released_bytes_ += found->second;
+            live_.erase(found);
+            much = released_bytes_ >= kept_bytes_ || released_.size() >= kMostReleased;
+        }
+        if (pool_ == nullptr) return check(what, cudaFree(ptr)); // which waits
+        return much ? give_back() : INFINI_STATUS_SUCCESS;
+    }
+    infiniStatus_t release_async(const char *what, void *ptr, cudaStream_t stream) {
+        {
+            const std::lock_guard<ForkMutex> lock(mutex_);
+            if (live_.erase(ptr) == 0) return refuse(what, ptr);
+        }
+        return check(what, pool_ != nullptr ? cudaFreeAsync(ptr, stream) : cudaFree(ptr));
+    }
+
+    bool owns(void *ptr) {
         const std::lock_guard<ForkMutex> lock(mutex_);
-        return device_id < kMaxDevices && made_[device_id] ? pools_[device_id].pool : nullptr;
+        return live_.count(ptr) == 1;
+    }
+
+    static infiniStatus_t refuse(const char *what, void *ptr) {
+        return fail(INFINI_STATUS_BAD_PARAM, "cuda: %s: %p is not live memory of a device", what, ptr);
+    }
+
+    /** What could be had without asking the device for more. */
+    infiniStatus_t spare(const char *what, size_t *bytes) {
+        const std::lock_guard<ForkMutex> lock(mutex_);
+        *bytes = 0;
+        if (pool_ == nullptr) return INFINI_STATUS_SUCCESS;
+        uint64_t reserved = 0, used = 0;
+        if (const infiniStatus_t status =
+                check(what, cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &reserved)))
+            return status;
+        if (const infiniStatus_t status =
+                check(what, cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrUsedMemCurrent, &used)))
+            return status;
+        *bytes = reserved - std::min(used, reserved) + released_bytes_;
+        return INFINI_STATUS_SUCCESS;
     }
 
 private:
-    static infiniStatus_t make(int device_id, Pool *made) {
-        int supported = 0;
-        if (const infiniStatus_t status =
-                check("asking for memory pools",
-                      cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, device_id)))
-            return status;
-        if (supported == 0) return INFINI_STATUS_SUCCESS;
-        Pool pool;
-        cudaMemPoolProps properties{};
-        properties.allocType = cudaMemAllocationTypePinned;
-        properties.handleTypes = cudaMemHandleTypeNone;
-        properties.location.type = cudaMemLocationTypeDevice;
-        properties.location.id = device_id;
-        if (const infiniStatus_t status = check("making a memory pool", cudaMemPoolCreate(&pool.pool, &properties)))
-            return status;
-        // What is free stays with the process up to a part of the device's memory, or each synchronisation would give it back and
-        // each allocation ask for it anew.
+    static constexpr size_t kMostReleased = 4096; // allocations
+
+    /** The pool, the first time. */
+    infiniStatus_t prepare() {
+        const std::lock_guard<ForkMutex> lock(mutex_);
+        if (prepared_) return INFINI_STATUS_SUCCESS;
+        int device = 0, supported = 0;
         size_t free_bytes, total_bytes;
-        infiniStatus_t status = check("asking for the size of the memory", cudaMemGetInfo(&free_bytes, &total_bytes));
-        if (status == INFINI_STATUS_SUCCESS) {
-            uint64_t keep = total_bytes / 8;
-            status = check("setting up a memory pool",
-                           cudaMemPoolSetAttribute(pool.pool, cudaMemPoolAttrReleaseThreshold, &keep));
-        }
-        if (status == INFINI_STATUS_SUCCESS)
-            status = check("making a stream", cudaStreamCreateWithFlags(&pool.stream, cudaStreamNonBlocking));
-        if (status != INFINI_STATUS_SUCCESS) {
-            cudaMemPoolDestroy(pool.pool);
+        if (const infiniStatus_t status = check("asking for the current device", cudaGetDevice(&device))) return status;
+        if (const infiniStatus_t status = check(
+                "asking for memory pools", cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, device)))
             return status;
+        if (supported != 0) {
+            if (const infiniStatus_t status =
+                    check("asking for the size of the memory", cudaMemGetInfo(&free_bytes, &total_bytes)))
+                return status;
+            cudaMemPoolProps properties{};
+            properties.allocType = cudaMemAllocationTypePinned;
+            properties.handleTypes = cudaMemHandleTypeNone;
+            properties.location.type = cudaMemLocationTypeDevice;
+            properties.location.id = device;
+            cudaMemPool_t pool;
+            cudaStream_t stream = nullptr;
+            if (const infiniStatus_t status = check("making a memory pool", cudaMemPoolCreate(&pool, &properties)))
+                return status;
+            // Or each synchronisation would give what is free back to the device, and the next allocation ask for it anew.
+            uint64_t keep = total_bytes / 8;
+            infiniStatus_t status = check("setting up a memory pool",
+                                          cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep));
+            if (status == INFINI_STATUS_SUCCESS)
+                status = check("making a stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+            if (status != INFINI_STATUS_SUCCESS) {
+                cudaMemPoolDestroy(pool);
+                return status;
+            }
+            pool_ = pool;
+            stream_ = stream;
+            kept_bytes_ = total_bytes / 16;
         }
-        *made = pool;
+        prepared_ = true;
         return INFINI_STATUS_SUCCESS;
     }
 
-    ForkMutex mutex_;
-    bool made_[kMaxDevices] = {};
-    Pool pools_[kMaxDevices];
-};
-Pools &pools = *new Pools;
+    infiniStatus_t take(const char *what, void **ptr, size_t size, cudaStream_t stream) {
+        const auto ask = [&](void **made) {
+            const cudaError_t error =
+                pool_ != nullptr ? cudaMallocFromPoolAsync(made, size, pool_, stream) : cudaMalloc(made, size);
+            if (error != cudaSuccess) cudaGetLastError();
+            return error;
+        };
+        void *made = nullptr;
+        cudaError_t error = ask(&made);
+        if (error == cudaErrorMemoryAllocation && pool_ != nullptr) {
+            const OutsideOfCaptures outside;
+            if (const infiniStatus_t status = give_back()) return status;
+            if (const infiniStatus_t status = check(what, cudaMemPoolTrimTo(pool_, 0))) return status;
+            error = ask(&made);
+        }
+        if (error != cudaSuccess) {
+            char sentence[96];
+            std::snprintf(sentence, sizeof sentence, "%s: %zu bytes cannot be had", what, size);
+            return check(sentence, error);
+        }
+        try {
+            const std::lock_guard<ForkMutex> lock(mutex_);
+            live_[made] = size;
+        } catch (...) {
+            cudaFree(made); // nothing uses it yet
+            throw;
+        }
+        *ptr = made;
+        return INFINI_STATUS_SUCCESS;
+    }
 
-/** What the device has free, and what this library's pool would give without asking the device. */
+    /** Waits for the device and gives all that was released back to the pool. */
+    infiniStatus_t give_back() {
+        const OutsideOfCaptures outside;
+        std::vector<void *> released;
+        {
+            const std::lock_guard<ForkMutex> lock(mutex_);
+            released.swap(released_);
+            released_bytes_ = 0;
+        }
+        infiniStatus_t status = check("waiting for the device before memory is reused", cudaDeviceSynchronize());
+        for (void *ptr : released) {
+            const infiniStatus_t freed = check("giving memory back", cudaFreeAsync(ptr, stream_));
+            if (status == INFINI_STATUS_SUCCESS) status = freed;
+        }
+        const infiniStatus_t done = check("giving memory back", cudaStreamSynchronize(stream_));
+        return status == INFINI_STATUS_SUCCESS ? done : status;
+    }
+
+    ForkMutex mutex_;
+    bool prepared_ = false;
+    cudaMemPool_t pool_ = nullptr;  // NULL where the device has none: memory comes from cudaMalloc
+    cudaStream_t stream_ = nullptr; // for what has no stream of its own; nothing else is ever queued on it
+    size_t kept_bytes_ = 0;
+    std::map<void *, size_t> live_;
+    std::vector<void *> released_;
+    size_t released_bytes_ = 0;
+};
+
+constexpr int kMaxDevices = 64;
+DeviceMemory *const memories = new DeviceMemory[kMaxDevices]; // never destroyed
+
+/** Calls `body` with the memory of a device, which is current meanwhile. */
+template <class Body>
+infiniStatus_t with_memory(int device_id, const Body &body) {
+    if (device_id >= kMaxDevices)
+        return fail(INFINI_STATUS_DEVICE_NOT_FOUND, "cuda: device %d; %d are supported", device_id, kMaxDevices);
+    return on_device(device_id, [&] { return body(memories[device_id]); });
+}
+
+/** What the device has free, and what this library would give without asking the device. */
 infiniStatus_t mem_info(int device_id, size_t *free_bytes, size_t *total_bytes) {
-    return on_device(device_id, [&]() -> infiniStatus_t {
-        size_t device_free, device_total;
+    return with_memory(device_id, [&](DeviceMemory &memory) -> infiniStatus_t {
+        size_t device_free, device_total, spare;
+        if (const infiniStatus_t status = memory.spare("infinirtGetMemInfo", &spare)) return status;
         if (const infiniStatus_t status = check("infinirtGetMemInfo", cudaMemGetInfo(&device_free, &device_total)))
             return status;
-        if (cudaMemPool_t pool = pools.made(device_id)) {
-            uint64_t reserved = 0, used = 0;
-            if (const infiniStatus_t status = check(
-                    "infinirtGetMemInfo", cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &reserved)))
-                return status;
-            if (const infiniStatus_t status =
-                    check("infinirtGetMemInfo", cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &used)))
-                return status;
-            device_free += reserved - std::min(used, reserved);
-        }
-        *free_bytes = device_free;
+        *free_bytes = device_free + spare;
         *total_bytes = device_total;
         return INFINI_STATUS_SUCCESS;
     });
 }
 
-/** Memory that work queued on `stream` may use; what the pool keeps without need is given back before it fails. */
-infiniStatus_t allocate(const char *what, const Pool &pool, void **ptr, size_t size, cudaStream_t stream) {
-    cudaError_t error = cudaErrorMemoryAllocation;
-    for (int attempt = 0; attempt < 2 && error == cudaErrorMemoryAllocation; ++attempt) {
-        if (attempt > 0 && (pool.pool == nullptr || cudaMemPoolTrimTo(pool.pool, 0) != cudaSuccess)) break;
-        error = pool.pool != nullptr ? cudaMallocFromPoolAsync(ptr, size, pool.pool, stream) : cudaMalloc(ptr, size);
-        if (error != cudaSuccess) cudaGetLastError();
-    }
-    if (error != cudaSuccess) {
-        *ptr = nullptr;
-        char sentence[96];
-        std::snprintf(sentence, sizeof sentence, "%s: %zu bytes cannot be had", what, size);
-        return check(sentence, error);
-    }
-    void *const made = *ptr;
-    *ptr = nullptr;
-    const infiniStatus_t status = remember(device_memory, made, [&] { cudaFree(made); });
-    *ptr = made;
-    return status;
-}
-
 infiniStatus_t malloc_device(int device_id, void **ptr, size_t size) {
-    return on_device(device_id, [&]() -> infiniStatus_t {
-        Pool pool;
-        if (const infiniStatus_t status = pools.of(device_id, &pool)) return status;
-        if (const infiniStatus_t status = allocate("infinirtMalloc", pool, ptr, size, pool.stream)) return status;
-        if (pool.pool == nullptr) return INFINI_STATUS_SUCCESS;
-        return check("infinirtMalloc", cudaStreamSynchronize(pool.stream)); // usable on any stream, at once
-    });
+    return with_memory(device_id, [&](DeviceMemory &memory) { return memory.allocate("infinirtMalloc", ptr, size); });
 }
-
 infiniStatus_t malloc_async(int device_id, void **ptr, size_t size, infinirtStream_t stream) {
-    return on_device(device_id, [&]() -> infiniStatus_t {
-        Pool pool;
-        if (const infiniStatus_t status = pools.of(device_id, &pool)) return status;
-        return allocate("infinirtMallocAsync", pool, ptr, size, as_stream(stream));
+    return with_memory(device_id, [&](DeviceMemory &memory) {
+        return memory.allocate_async("infinirtMallocAsync", ptr, size, as_stream(stream));
     });
 }
-
-/** cudaFree waits for whatever may still use the memory, of a pool or not. */
-infiniStatus_t free_device(int device_id, void *ptr) {
+/** Memory may be released while another device of the family is current than the one it is of. */
+template <class Body>
+infiniStatus_t with_owner(const char *what, void *ptr, const Body &body) {
     if (ptr == nullptr) return INFINI_STATUS_SUCCESS;
-    return on_device(device_id, [&]() -> infiniStatus_t {
-        if (const infiniStatus_t status = device_memory.remove("infinirtFree", ptr)) return status;
-        return check("infinirtFree", cudaFree(ptr));
-    });
+    for (int device = 0; device < kMaxDevices; ++device)
+        if (memories[device].owns(ptr)) return with_memory(device, body);
+    return DeviceMemory::refuse(what, ptr);
 }
-
-infiniStatus_t free_async(int device_id, void *ptr, infinirtStream_t stream) {
-    if (ptr == nullptr) return INFINI_STATUS_SUCCESS;
-    return on_device(device_id, [&]() -> infiniStatus_t {
-        Pool pool;
-        if (const infiniStatus_t status = pools.of(device_id, &pool)) return status;
-        if (const infiniStatus_t status = device_memory.remove("infinirtFreeAsync", ptr)) return status;
-        return check("infinirtFreeAsync", pool.pool != nullptr ? cudaFreeAsync(ptr, as_stream(stream)) : cudaFree(ptr));
+infiniStatus_t free_device(int, void *ptr) {
+    return with_owner("infinirtFree", ptr, [&](DeviceMemory &memory) { return memory.release("infinirtFree", ptr); });
+}
+infiniStatus_t free_async(int, void *ptr, infinirtStream_t stream) {
+    return with_owner("infinirtFreeAsync", ptr, [&](DeviceMemory &memory) {
+        return memory.release_async("infinirtFreeAsync", ptr, as_stream(stream));
     });
 }
 

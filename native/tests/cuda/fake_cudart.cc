@@ -21,6 +21,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,8 @@ struct FakeStream {
     std::deque<Work> queue;
     bool busy = false; // its first piece of work is being done
     FakeGraph *capture = nullptr;
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal; // of the capture
+    std::thread::id thread;                                   // that began it
 };
 
 struct FakeEvent {
@@ -155,7 +158,6 @@ void drain_device(int device) {
 cudaError_t queue(cudaStream_t handle, Work work) {
     FakeStream *stream = find(handle);
     if (stream == nullptr) return failed(cudaErrorInvalidResourceHandle);
-    if (stream->device != current_device) return failed(cudaErrorInvalidResourceHandle);
     if (runtime().sticky != cudaSuccess) return failed(runtime().sticky);
     if (stream->capture != nullptr)
         stream->capture->work.push_back(std::move(work));
@@ -164,16 +166,29 @@ cudaError_t queue(cudaStream_t handle, Work work) {
     return cudaSuccess;
 }
 
-/** For calls that wait: not while the legacy stream would have to be one of a capture. */
+thread_local cudaStreamCaptureMode own_mode = cudaStreamCaptureModeGlobal;
+
+/** May this thread not do what a capture could want to know of, because of one that goes on? */
+bool forbidden() {
+    if (own_mode == cudaStreamCaptureModeRelaxed) return false;
+    for (const FakeStream *stream : runtime().streams) {
+        if (stream->capture == nullptr || stream->mode == cudaStreamCaptureModeRelaxed) continue;
+        if (stream->thread == std::this_thread::get_id()) return true;
+        if (stream->mode == cudaStreamCaptureModeGlobal && own_mode == cudaStreamCaptureModeGlobal) return true;
+    }
+    return false;
+}
+
+/** What calls that wait answer. */
 cudaError_t waited() { return failed(runtime().sticky); }
 
 /** Refuses addresses that are no memory of a device, or not all of it. */
-bool inside(const void *p, size_t size, int device) {
+bool inside(const void *p, size_t size, int device = -1) {
     const char *at = static_cast<const char *>(p);
     auto next = runtime().allocations.upper_bound(const_cast<char *>(at));
     if (next == runtime().allocations.begin()) return false;
     const auto &[base, allocation] = *--next;
-    return allocation.device == device && at + size <= base + allocation.size;
+    return allocation.device >= 0 && (device < 0 || allocation.device == device) && at + size <= base + allocation.size;
 }
 
 void *allocate(size_t size, int device, FakePool *pool) {
@@ -268,6 +283,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
 }
 cudaError_t cudaDeviceSynchronize() {
     const Lock lock(runtime().mutex);
+    if (forbidden()) return failed(cudaErrorStreamCaptureUnsupported);
     drain_device(current_device);
     return waited();
 }
@@ -299,7 +315,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     const Lock lock(runtime().mutex);
     FakeStream *stream = find(handle);
     if (stream == nullptr) return failed(cudaErrorInvalidResourceHandle);
-    if (stream->capture != nullptr) return failed(cudaErrorStreamCaptureUnsupported);
+    if (stream->capture != nullptr || forbidden()) return failed(cudaErrorStreamCaptureUnsupported);
     drain(stream);
     return waited();
 }
@@ -362,6 +378,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
 
 cudaError_t cudaMalloc(void **ptr, size_t size) {
     const Lock lock(runtime().mutex);
+    if (forbidden()) return failed(cudaErrorStreamCaptureUnsupported);
     void *made = allocate(size, current_device, nullptr);
     if (made == nullptr) return failed(cudaErrorMemoryAllocation);
     *ptr = made;
@@ -373,7 +390,9 @@ cudaError_t cudaFree(void *ptr) {
     char *base = static_cast<char *>(ptr);
     if (runtime().allocations.count(base) == 0 || runtime().allocations[base].device < 0)
         return failed(cudaErrorInvalidValue);
-    drain_device(runtime().allocations[base].device);
+    if (forbidden()) return failed(cudaErrorStreamCaptureUnsupported);
+    if (runtime().allocations[base].pool == nullptr)
+        drain_device(runtime().allocations[base].device); // as CUDA: not for a pool's
     release(base);
     return waited();
 }
@@ -431,8 +450,7 @@ namespace {
 cudaError_t copy(void *dst, const void *src, size_t size, cudaMemcpyKind kind, cudaStream_t stream) {
     const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    if ((to_device && !inside(dst, size, current_device)) || (from_device && !inside(src, size, current_device)))
-        return failed(cudaErrorInvalidValue);
+    if ((to_device && !inside(dst, size)) || (from_device && !inside(src, size))) return failed(cudaErrorInvalidValue);
     return queue(stream, [=] { std::memcpy(dst, src, size); });
 }
 
@@ -456,7 +474,7 @@ cudaError_t cudaMemset(void *ptr, int value, size_t size) {
 }
 cudaError_t cudaMemsetAsync(void *ptr, int value, size_t size, cudaStream_t stream) {
     const Lock lock(runtime().mutex);
-    if (!inside(ptr, size, current_device)) return failed(cudaErrorInvalidValue);
+    if (!inside(ptr, size)) return failed(cudaErrorInvalidValue);
     return queue(stream, [=] { std::memset(ptr, value, size); });
 }
 
@@ -482,6 +500,8 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *fu
         threads == 0 || threads > 1024 || threads % 32 != 0 || config->dynamicSmemBytes > most ||
         kernel->params_size > 4096)
         return failed(cudaErrorInvalidValue);
+    FakeStream *stream = find(config->stream);
+    if (stream == nullptr || stream->device != current_device) return failed(cudaErrorInvalidResourceHandle);
     const auto *bytes = static_cast<const char *>(arguments[0]);
     std::vector<char> params(bytes, bytes + kernel->params_size); // by value
     const unsigned blocks = config->gridDim.x;
@@ -497,13 +517,19 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *fu
 
 /* ---- capture ---- */
 
-cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode) {
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode) {
+    std::swap(*mode, own_mode);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
     const Lock lock(runtime().mutex);
     if (handle == nullptr || handle == cudaStreamLegacy) return failed(cudaErrorStreamCaptureUnsupported);
     FakeStream *stream = find(handle);
     if (stream == nullptr) return failed(cudaErrorInvalidResourceHandle);
     if (stream->capture != nullptr) return failed(cudaErrorIllegalState);
     stream->capture = new FakeGraph;
+    stream->mode = mode;
+    stream->thread = std::this_thread::get_id();
     return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t *graph) {

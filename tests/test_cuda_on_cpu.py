@@ -1,0 +1,89 @@
+"""The NVIDIA backend's sources with their kernels run on the CPU (native/tests/cuda): the tests of a device,
+and the backend contract, under both schedules of a block's threads.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PLUGIN = ROOT / "build" / "native-release" / "tests" / "cuda_on_cpu.so"
+
+pytestmark = pytest.mark.skipif(not PLUGIN.is_file(), reason=f"no {PLUGIN}; run ./build_native.sh --tests")
+
+#: A fair schedule takes any thread that can run, a greedy one lets a warp run ahead.
+SCHEDULES = ["greedy=0,seed=3", "greedy=1,seed=4"]
+
+
+def run(*command: str, **environment: str) -> str:
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    variables |= {"PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=ROOT,
+        env=variables,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_what_is_tested_on_a_device(schedule: str) -> None:
+    said = run(
+        *("pytest", "-q", "-p", "no:cacheprovider", "tests/gpu/test_device.py"),
+        INFINIOP_BACKEND_PATH=str(PLUGIN),
+        INFINI_FAKE_CUDA=schedule,
+    )
+    assert " passed" in said and "skipped" not in said
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_backend_contract(schedule: str) -> None:
+    said = run(
+        *("infiniop_py", "conformance", str(PLUGIN), "--quick", "--max-elements", "20000"),
+        INFINI_FAKE_CUDA=schedule,
+    )
+    assert "verdict" in said and "0 refused" in said.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("driver=0", "no NVIDIA driver is installed"),
+        ("driver=12080,count_error=35", "supports CUDA 12.8, needed 13.0 or later"),
+        ("count_error=100", "sees no device"),
+        ("devices=0", "sees no device"),
+        ("count_error=3", "does not start"),
+        ("capability=75", "no device has compute capability 8.0 or later; the newest has 7.5"),
+    ],
+)
+def test_what_cannot_be_used_is_a_reason(setting: str, reason: str) -> None:
+    code = "import infiniop_py as ip; print(ip.device_count('nvidia')); ip.set_device('nvidia')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "INFINIOP_BACKEND_PATH": str(PLUGIN), "INFINI_FAKE_CUDA": setting},
+    )
+    assert (
+        done.stdout == "0\n"
+        and f"DeviceError: infinirtSetDevice: no backend for NVIDIA: {PLUGIN}: " in done.stderr
+    )
+    assert reason in done.stderr
+
+
+def test_memory_without_pools() -> None:
+    """As on devices that have none."""
+    said = run(*("infiniop_py", "conformance", str(PLUGIN), "-k", "rule-memory"), INFINI_FAKE_CUDA="pools=0")
+    assert "verdict" in said and "OK" in said.splitlines()[-1]
