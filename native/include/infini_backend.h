@@ -102,7 +102,9 @@ typedef struct InfiniOpTable {
 
 /** What a backend can do with devices and memory; see infinirt.h for the meaning of each call. Every function takes the
  *  device id first, and acts on that device, which need not be the thread's current one; with NULL, free and destroy do
- *  nothing. (opt) entries may be NULL: NOT_IMPLEMENTED. Graphs are captured only where all six entries of capture are there. */
+ *  nothing. Memory, streams and events may be of another device of the family. What free_device is given may still be used
+ *  by work that is queued on any stream, and is not reused before that is done. (opt) entries may be NULL: NOT_IMPLEMENTED.
+ *  Graphs are captured only where all six entries of capture are there. */
 typedef struct InfiniRuntimeTable {
     uint32_t struct_size;
     infiniStatus_t (*device_count)(int *count);

@@ -176,8 +176,9 @@ INFINI_API infiniStatus_t infiniopRun3(const struct InfiniopDescriptor *desc, vo
  *  C is [M, N] or [batch, M, N], A [M, K] or [batch, M, K], B [K, N] or [batch, K, N]; ranks 2 and 3 may be mixed.
  *  C's batch is the largest; A's or B's batch of 1 (or rank 2) is used for every item. M, N, K and batch may be 0:
  *  K == 0 gives beta * C. F16, BF16, F32 or F64, the same for all three. Any strides, transposed operands included.
- *  Products are accumulated in F32 (F64 for F64) in an order that depends on K alone, alpha and beta are applied in that
- *  type, and the result is rounded once, to nearest even. */
+ *  Products are accumulated in F32 (F64 for F64), alpha and beta are applied in that type, and the result is rounded once,
+ *  to nearest even. The order of a sum depends on K alone on the CPU; on other devices it may depend on the shapes, the
+ *  strides and the alignment of the operands as well, and is the same for the same ones. */
 typedef struct InfiniopDescriptor *infiniopGemmDescriptor_t;
 
 INFINI_API infiniStatus_t infiniopCreateGemmDescriptor(infiniopHandle_t handle, infiniopGemmDescriptor_t *desc,
