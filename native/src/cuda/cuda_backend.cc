@@ -1,6 +1,7 @@
 /* The NVIDIA backend as a plugin: what the host asks first. */
 #include "cuda/cuda_backend.h"
 
+#include <atomic>
 #include <cstdio>
 
 #include "cuda/error.h"
@@ -8,6 +9,8 @@
 namespace infini::cuda {
 
 namespace {
+
+std::atomic<int> devices{0};
 
 constexpr int kOldestCapability = 80; // the oldest architecture that kernels are compiled for
 
@@ -60,6 +63,7 @@ infiniStatus_t probe(char *reason, size_t size) {
         return INFINI_STATUS_DEVICE_ARCHITECTURE_NOT_SUPPORTED;
     }
     refuse_forked_children();
+    devices = count;
     return INFINI_STATUS_SUCCESS;
 }
 
@@ -68,6 +72,9 @@ const InfiniBackend kBackend = {
     &kCudaOps};
 
 } // namespace
+
+int probed_devices() { return devices; }
+
 } // namespace infini::cuda
 
 extern "C" INFINI_API const InfiniBackend *infiniBackendGet(const InfiniBackendHost *host) {
