@@ -21,6 +21,7 @@
 #endif
 #endif
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -239,6 +240,9 @@ private:
     }
 
     void begin(Thread &t) {
+#if defined(__SANITIZE_ADDRESS__)
+        __asan_unpoison_memory_region(t.fiber->stack, kStackBytes); // of the frames that another thread left on it
+#endif
 #if defined(__x86_64__)
         auto **top = reinterpret_cast<void **>(t.fiber->stack + kStackBytes);
         *--top = nullptr; // where main() would return to; keeps the stack aligned as behind a call

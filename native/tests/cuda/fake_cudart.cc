@@ -26,6 +26,9 @@
 #include <vector>
 
 #include "engine.h"
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace {
 
@@ -65,6 +68,15 @@ struct FakePool {
 };
 
 namespace {
+
+#if defined(__SANITIZE_ADDRESS__)
+/** What is beside an allocation may not be read either. */
+void set_readable(const char *begin, size_t size, bool readable) {
+    readable ? __asan_unpoison_memory_region(begin, size) : __asan_poison_memory_region(begin, size);
+}
+#else
+void set_readable(const char *, size_t, bool) {}
+#endif
 
 constexpr size_t kGuardBytes = 256;
 constexpr unsigned char kGuard = 0xa5, kFresh = 0xff;
@@ -205,6 +217,8 @@ void *allocate(size_t size, int device, FakePool *pool) {
         pool->reserved += size;
     }
     r.allocations[base] = {size, device, pool};
+    set_readable(base - kGuardBytes, kGuardBytes, false);
+    set_readable(base + size, kGuardBytes, false);
     return base;
 }
 
@@ -212,6 +226,7 @@ void *allocate(size_t size, int device, FakePool *pool) {
 void release(char *base) {
     Runtime &r = runtime();
     const Allocation allocation = r.allocations.at(base);
+    set_readable(base - kGuardBytes, allocation.size + 2 * kGuardBytes, true);
     for (size_t i = 0; i < kGuardBytes; ++i)
         if (static_cast<unsigned char>(base[-1 - static_cast<ptrdiff_t>(i)]) != kGuard ||
             static_cast<unsigned char>(base[allocation.size + i]) != kGuard) {
