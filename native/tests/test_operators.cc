@@ -405,7 +405,7 @@ void test_rounding() {
 /* ---- add_rms_norm ---------------------------------------------------------------------------------------------------- */
 
 void test_norm() {
-    const Shape shapes[] = {{3, 1}, {5, 64}, {1, 100}, {4, 1023}, {2, 3, 40}};
+    const Shape shapes[] = {{3, 1}, {5, 64}, {1, 100}, {4, 1023}, {2, 3, 40}, {2, 1501}, {3, 4096}, {1, 40000}};
     for (infiniDtype_t dtype : {INFINI_DTYPE_F16, INFINI_DTYPE_BF16, INFINI_DTYPE_F32, INFINI_DTYPE_F64})
         for (const Shape &shape : shapes)
             for (Layout layout : {kCompact, kPadded}) {
