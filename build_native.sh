@@ -10,6 +10,8 @@ usage: ./build_native.sh [options]
   --asan        with AddressSanitizer and UndefinedBehaviorSanitizer
   --tsan        with ThreadSanitizer, and the portable kernels alone: threads are the same to all
   --cuda        with the NVIDIA backend, or fail
+  --cuda-architectures L
+                for these alone, as 90-real (default: 80-real;90-real;100, in three times the time)
   --tests       also build the C++ tests and run them
   --tests-only  build the C++ tests and what they need, run them, install nothing
   --jobs N      compile N files at a time (default: one a CPU)
@@ -18,12 +20,14 @@ EOF
 }
 
 build_type=Release sanitize="" cuda=AUTO tests=OFF targets="" jobs=$(nproc) prefix=$PWD/infiniop_py/_lib variant=release options=()
+architectures=-UINFINIOP_CUDA_ARCHITECTURES # what an earlier call named, as is INFINIOP_NVCC
 while [ $# -gt 0 ]; do
     case $1 in
         --debug) build_type=Debug variant=debug ;;
         --asan) build_type=Debug sanitize=address,undefined variant=asan ;;
         --tsan) build_type=Debug sanitize=thread variant=tsan options=(-DINFINIOP_ISAS=) ;;
         --cuda) cuda=ON ;;
+        --cuda-architectures) architectures=-DINFINIOP_CUDA_ARCHITECTURES=${2:?--cuda-architectures needs a list}; shift ;;
         --tests) tests=ON ;;
         --tests-only) tests=ON targets="--target cpp_tests" ;;
         --jobs) jobs=${2:?--jobs needs a number}; shift ;;
@@ -45,7 +49,11 @@ fi
 
 build=build/native-$variant
 cmake -S native -B "$build" -DCMAKE_BUILD_TYPE=$build_type -DINFINIOP_FLAT_INSTALL=ON -DINFINIOP_SANITIZE="$sanitize" \
-    -DINFINIOP_CUDA=$cuda -DINFINIOP_TESTS=$tests -DPython_EXECUTABLE="$(command -v "${PYTHON:-python3}")" "${options[@]}"
+    -DINFINIOP_CUDA=$cuda -UINFINIOP_NVCC "$architectures" -DINFINIOP_TESTS=$tests -DPython_EXECUTABLE="$(command -v "${PYTHON:-python3}")" \
+    "${options[@]}"
 cmake --build "$build" --parallel "$jobs" $targets
 if [ $tests = ON ]; then ctest --test-dir "$build" --output-on-failure --parallel "$jobs"; fi
-if [ -z "$targets" ]; then cmake --install "$build" --prefix "$prefix"; fi
+if [ -z "$targets" ]; then
+    cmake --install "$build" --prefix "$prefix"
+    if [ $cuda != ON ]; then rm -fv "$prefix/libinfini_cuda.so"; fi # an earlier call's, of other sources
+fi
