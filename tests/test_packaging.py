@@ -25,7 +25,7 @@ import infiniop_py
 
 ROOT = children.ROOT
 MEBIBYTE = 1 << 20
-EXTRAS = {"bf16", "torch", "jax", "bench", "plot", "test"}
+EXTRAS = {"bf16", "cublas", "torch", "jax", "bench", "plot", "test"}
 #: What the libraries may need: the C++ runtime of the system, and no OpenMP runtime.
 NEEDED = {"libinfinirt.so", "libstdc++.so.6", "libgcc_s.so.1", "libm.so.6", "libc.so.6"}
 NEEDED |= {"libdl.so.2", "libpthread.so.0"}  # part of libc.so.6 since glibc 2.34
@@ -242,6 +242,53 @@ def test_the_wheel_needs_the_system_alone(built: Built, name: str, tmp_path: Pat
     assert "libc.so.6" in needed
     assert {need for need in needed if not need.startswith("ld-linux")} <= NEEDED
     assert set(re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", text)) <= {"$ORIGIN"}
+
+
+@pytest.mark.slow
+def test_wheels_with_and_without_the_nvidia_backend(built: Built, packages: Path, tmp_path: Path) -> None:
+    """From the same tree, one after the other: its build folder forgets what was asked for before."""
+    if not any(os.environ.get(name) for name in ("CUDACXX", "CUDA_HOME")) and shutil.which("nvcc") is None:
+        pytest.skip("nvcc is not installed")
+    python = environment(tmp_path / "venv", packages)
+    defines = {"INFINIOP_CUDA": "ON", "INFINIOP_CUDA_ARCHITECTURES": "90-real"}
+    asked = [f"--config-settings=cmake.define.{name}={value}" for name, value in defines.items()]
+    plugin = "infiniop_py/_lib/libinfini_cuda.so"
+    wheels = []
+    for name, options in (("with", asked), ("without", [])):
+        folder = tmp_path / name
+        make = [
+            python,
+            "-m",
+            "pip",
+            "wheel",
+            "--no-build-isolation",
+            "--no-deps",
+            "-w",
+            folder,
+            *options,
+            ".",
+        ]
+        run(make, built.tree)
+        wheels += folder.glob("*.whl")
+        with zipfile.ZipFile(wheels[-1]) as wheel:
+            assert (plugin in wheel.namelist()) == (name == "with")
+            assert {"infiniop_py/_lib/libinfiniop.so", "infiniop_py/_lib/libinfinirt.so"} < set(
+                wheel.namelist()
+            )
+            if name == "with":
+                library = wheel.extract(plugin, tmp_path)
+                assert os.fsencode(built.tree) not in wheel.read(plugin)
+    if shutil.which("readelf") is not None:
+        text = subprocess.run(["readelf", "-d", library], check=True, capture_output=True, text=True).stdout
+        needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", text))
+        assert {need for need in needed if not need.startswith("ld-linux")} <= NEEDED
+    run([python, "-m", "pip", "install", "--no-deps", wheels[0]], tmp_path)
+    (line,) = re.findall(
+        r"^NVIDIA .*$", run([python, "-m", "infiniop_py", "info"], tmp_path), flags=re.MULTILINE
+    )
+    assert "there is no" not in line
+    if not Path("/dev/nvidiactl").exists():
+        assert re.search(r"not available: \S*/libinfini_cuda\.so: no NVIDIA driver is installed", line)
 
 
 def headers_of(wheel: Path) -> email.message.Message:

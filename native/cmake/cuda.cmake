@@ -1,41 +1,76 @@
-# libinfini_cuda.so, the NVIDIA backend. INFINIOP_CUDA is AUTO: a target of its own, where a CUDA compiler is found, that nothing
-# waits for; ON: built and installed with the rest, or an error; OFF. CUDA's runtime is linked statically: nothing of CUDA has to be
-# there when the plugin is opened.
-set(cuda_release 13.0)
-set(INFINIOP_CUDA_ARCHITECTURES 80-real 90-real 100 CACHE STRING "Architectures of the NVIDIA backend; the last one also as PTX, for later devices. 90 alone compiles in a third of the time")
+# libinfini_cuda.so, the NVIDIA backend. INFINIOP_CUDA is AUTO: a target and an install component of their own, where a CUDA compiler is
+# found, that nothing else waits for; ON: built and installed with the rest, or an error; OFF. CUDA's runtime is linked statically:
+# nothing of CUDA has to be there when the plugin is opened.
+set(INFINIOP_CUDA_ARCHITECTURES "" CACHE STRING "Architectures of the NVIDIA backend, without -real also as PTX for later devices; default: 80-real;90-real;100")
+set(cuda_architectures ${INFINIOP_CUDA_ARCHITECTURES})
+if(NOT cuda_architectures)
+  set(cuda_architectures 80-real 90-real 100)
+endif()
+set(cuda_remedy "; pip install 'cuda-toolkit[nvcc,cudart,crt,cccl]==13.0.*', or name a compiler in CUDACXX")
 
-# Where nvcc is: CUDACXX, PATH, CUDA_HOME, and the PyPI packages of the Python in use.
-set(cuda_places "")
-if(DEFINED ENV{CUDA_HOME})
-  list(APPEND cuda_places $ENV{CUDA_HOME}/bin)
-endif()
-find_package(Python 3.10 QUIET COMPONENTS Interpreter)
-if(Python_FOUND)
-  foreach(folder ${Python_SITELIB} ${Python_SITEARCH})
-    list(APPEND cuda_places ${folder}/nvidia/cu13/bin)
-  endforeach()
-endif()
-if(DEFINED ENV{CUDACXX})
-  set(INFINIOP_NVCC $ENV{CUDACXX} CACHE FILEPATH "The CUDA compiler")
-else()
-  find_program(INFINIOP_NVCC nvcc HINTS ${cuda_places} PATHS /usr/local/cuda/bin DOC "The CUDA compiler")
-endif()
-
+# ---- the compiler: CUDACXX, or nvcc in CUDA_HOME, on PATH, among the packages of the Python in use -----------------------
 set(cuda_missing "")
-if(NOT INFINIOP_NVCC)
-  set(cuda_missing "no nvcc was found on PATH, in CUDA_HOME or in the Python packages of CUDA; pip install 'cuda-toolkit[nvcc,cudart,crt]==${cuda_release}.*' or name one in CUDACXX")
+if(NOT "$ENV{CUDACXX}" STREQUAL "")
+  unset(INFINIOP_NVCC CACHE)
+  find_program(INFINIOP_NVCC NAMES $ENV{CUDACXX} DOC "The CUDA compiler")
+  if(NOT INFINIOP_NVCC)
+    set(cuda_missing "CUDACXX is $ENV{CUDACXX}, and there is no such program")
+  endif()
 else()
-  # A script may stand for it on PATH: it says itself where it is at home.
-  execute_process(COMMAND ${INFINIOP_NVCC} --dryrun -x cu -c /dev/null -o /dev/null ERROR_VARIABLE cuda_dryrun OUTPUT_QUIET RESULT_VARIABLE cuda_failed)
-  string(REGEX MATCH "_HERE_=([^\r\n]+)" ignored "${cuda_dryrun}")
-  if(cuda_failed OR NOT CMAKE_MATCH_1)
-    set(cuda_missing "${INFINIOP_NVCC} does not run: ${cuda_dryrun}")
+  if(INFINIOP_NVCC AND NOT EXISTS "${INFINIOP_NVCC}") # of an environment that is gone
+    unset(INFINIOP_NVCC CACHE)
+  endif()
+  find_package(Python 3.10 QUIET COMPONENTS Interpreter)
+  set(cuda_places ${Python_SITELIB} ${Python_SITEARCH})
+  list(TRANSFORM cuda_places APPEND /nvidia/cu13/bin)
+  find_program(INFINIOP_NVCC nvcc HINTS ENV CUDA_HOME PATH_SUFFIXES bin PATHS ${cuda_places} /usr/local/cuda
+    NO_CMAKE_SYSTEM_PATH DOC "The CUDA compiler")
+  if(NOT INFINIOP_NVCC)
+    set(cuda_missing "no nvcc was found in CUDA_HOME, on PATH or among the packages of ${Python_EXECUTABLE}${cuda_remedy}")
+  endif()
+endif()
+
+# nvcc is called by name and not through CMake's CUDA language, whose search of the toolkit knows the folders of the packages not.
+# Every option is one word: compiler caches take a number that stands alone for a source.
+set(cuda_command ${INFINIOP_NVCC} -std=c++17 -O3 -fmad=false --Werror=all-warnings -Xptxas=--warn-on-spills,-Werror --compress-mode=size
+  -diag-suppress=177 -ccbin=${CMAKE_CXX_COMPILER} -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-ffp-contract=off,-fstack-protector-strong
+  -DINFINI_VERSION="${PROJECT_VERSION}" -I${CMAKE_CURRENT_SOURCE_DIR}/include -I${CMAKE_CURRENT_SOURCE_DIR}/src)
+foreach(architecture ${cuda_architectures})
+  string(REGEX REPLACE "-real$" "" number ${architecture})
+  list(APPEND cuda_command -gencode=arch=compute_${number},code=sm_${number})
+  if(number STREQUAL architecture)
+    list(APPEND cuda_command -gencode=arch=compute_${number},code=compute_${number})
+  endif()
+endforeach()
+
+# Does it work, with these options, these architectures and this host compiler? And where is the rest of it? A script may stand for it
+# on PATH; it says itself where it is at home. The Python packages have lib where it says lib64.
+if(NOT cuda_missing)
+  set(cuda_probe ${CMAKE_CURRENT_BINARY_DIR}/cuda/probe.cu)
+  file(CONFIGURE OUTPUT ${cuda_probe} CONTENT "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n")
+  execute_process(COMMAND ${cuda_command} -v -E ${cuda_probe} TIMEOUT 60 OUTPUT_QUIET ERROR_VARIABLE cuda_said RESULT_VARIABLE cuda_failed)
+  if(cuda_failed)
+    string(REGEX REPLACE "#\\$ [^\n]*\n" "" cuda_why "${cuda_said}") # its variables and commands
+    if(cuda_why MATCHES "[^\n]*(error|fatal)[^\n]*")
+      set(cuda_why "${CMAKE_MATCH_0}")
+    endif()
+    string(STRIP "${cuda_why}" cuda_why)
+    if(cuda_why STREQUAL "")
+      set(cuda_why "it ended with ${cuda_failed}")
+    elseif(cuda_why MATCHES "No such file")
+      string(APPEND cuda_why "${cuda_remedy}")
+    endif()
+    set(cuda_missing "${INFINIOP_NVCC} does not work: ${cuda_why}")
   else()
-    get_filename_component(cuda_root "${CMAKE_MATCH_1}/.." REALPATH)
-    find_library(INFINIOP_CUDART cudart_static PATHS ${cuda_root}/lib64 ${cuda_root}/lib ${cuda_root}/targets/${CMAKE_SYSTEM_PROCESSOR}-linux/lib NO_DEFAULT_PATH)
-    find_path(INFINIOP_CUDA_INCLUDE cuda_runtime_api.h PATHS ${cuda_root}/include ${cuda_root}/targets/${CMAKE_SYSTEM_PROCESSOR}-linux/include NO_DEFAULT_PATH)
-    if(NOT INFINIOP_CUDART OR NOT INFINIOP_CUDA_INCLUDE)
-      set(cuda_missing "${cuda_root} has no libcudart_static.a or no cuda_runtime_api.h")
+    string(REGEX MATCHALL "\"-[IL][^\"]+" cuda_places "${cuda_said}")
+    list(TRANSFORM cuda_places REPLACE "^\"-[IL]" "")
+    set(cuda_packaged ${cuda_places})
+    list(TRANSFORM cuda_packaged REPLACE "/lib64$" "/lib")
+    find_library(cuda_runtime cudart_static PATHS ${cuda_places} ${cuda_packaged} NO_DEFAULT_PATH NO_CACHE)
+    find_path(cuda_include cuda_runtime_api.h PATHS ${cuda_places} NO_DEFAULT_PATH NO_CACHE)
+    if(NOT cuda_runtime OR NOT cuda_include)
+      list(JOIN cuda_places ", " cuda_places)
+      set(cuda_missing "${INFINIOP_NVCC} has no libcudart_static.a or no cuda_runtime_api.h in ${cuda_places}${cuda_remedy}")
     endif()
   endif()
 endif()
@@ -46,44 +81,33 @@ if(cuda_missing)
   message(STATUS "No NVIDIA backend: ${cuda_missing}")
   return()
 endif()
-message(STATUS "NVIDIA backend: ${INFINIOP_NVCC}, target infini_cuda")
+message(STATUS "NVIDIA backend: ${INFINIOP_NVCC}, for ${cuda_architectures}, target infini_cuda")
 
-# nvcc is called by name and not through CMake's CUDA language, whose search of the toolkit knows the folders of the PyPI packages not.
-set(cuda_codes "")
-set(cuda_last "")
-foreach(architecture ${INFINIOP_CUDA_ARCHITECTURES})
-  string(REGEX REPLACE "-real$" "" number ${architecture})
-  list(APPEND cuda_codes -gencode arch=compute_${number},code=sm_${number})
-  if(number STREQUAL architecture)
-    list(APPEND cuda_codes -gencode arch=compute_${number},code=compute_${number})
-  endif()
-endforeach()
-set(cuda_flags -std=c++17 -O3 -fmad=false --Werror=all-warnings -Xptxas=--warn-on-spills,-Werror --compress-mode=size -diag-suppress 177
-  -ccbin ${CMAKE_CXX_COMPILER} -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-ffp-contract=off,-fstack-protector-strong
-  -DINFINI_VERSION="${PROJECT_VERSION}" -I${CMAKE_CURRENT_SOURCE_DIR}/include -I${CMAKE_CURRENT_SOURCE_DIR}/src)
+# ---- the target --------------------------------------------------------------------------------------------------------------
+set(cuda_written ${CMAKE_CURRENT_BINARY_DIR}/cuda/command)
+file(CONFIGURE OUTPUT ${cuda_written} CONTENT "${cuda_command}\n" @ONLY) # make, unlike ninja, compiles nothing anew for another command
 set(cuda_objects "")
 file(GLOB cuda_kernels CONFIGURE_DEPENDS src/cuda/*.cu)
 foreach(source ${cuda_kernels})
   get_filename_component(name ${source} NAME_WE)
-  set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda/${name}.o)
-  add_custom_command(OUTPUT ${object} DEPENDS ${source} DEPFILE ${object}.d COMMENT "Compiling ${name}.cu for ${INFINIOP_CUDA_ARCHITECTURES}"
-    COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/cuda
-    COMMAND ${CMAKE_CUDA_COMPILER_LAUNCHER} ${INFINIOP_NVCC} ${cuda_flags} ${cuda_codes} -MD -MF ${object}.d -MT ${object} -c ${source} -o ${object} VERBATIM)
-  list(APPEND cuda_objects ${object})
+  set(object cuda/${name}.o) # in the build folder, whose name a compiler cache must not see
+  add_custom_command(OUTPUT ${object} DEPENDS ${source} ${cuda_written} DEPFILE ${object}.d COMMENT "Compiling ${name}.cu for ${cuda_architectures}"
+    COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${cuda_command} -MD -MF ${object}.d -MT ${object} -c ${source} -o ${object} VERBATIM)
+  list(APPEND cuda_objects ${CMAKE_CURRENT_BINARY_DIR}/${object})
 endforeach()
 
 file(GLOB cuda_sources CONFIGURE_DEPENDS src/cuda/*.cc)
 add_library(infini_cuda MODULE ${cuda_sources} ${cuda_objects} src/core/layout.cc src/core/fork_mutex.cc)
 set_source_files_properties(${cuda_objects} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
 target_include_directories(infini_cuda PRIVATE include src)
-target_include_directories(infini_cuda SYSTEM PRIVATE ${INFINIOP_CUDA_INCLUDE})
-target_link_libraries(infini_cuda PRIVATE ${INFINIOP_CUDART} Threads::Threads ${CMAKE_DL_LIBS} rt)
+target_include_directories(infini_cuda SYSTEM PRIVATE ${cuda_include})
+target_link_libraries(infini_cuda PRIVATE ${cuda_runtime} Threads::Threads ${CMAKE_DL_LIBS} rt)
 target_link_options(infini_cuda PRIVATE ${own_runtime} -Wl,-z,nodelete -Wl,--exclude-libs,ALL
   -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/cmake/infini_cuda.map)
 set_target_properties(infini_cuda PROPERTIES LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cmake/infini_cuda.map)
 if(INFINIOP_CUDA STREQUAL "ON")
   install(TARGETS infini_cuda LIBRARY DESTINATION ${libdir})
-else()
+else() # what was built may be older than the sources: only who asks for it has it installed
   set_target_properties(infini_cuda PROPERTIES EXCLUDE_FROM_ALL ON)
-  install(TARGETS infini_cuda LIBRARY DESTINATION ${libdir} OPTIONAL)
+  install(TARGETS infini_cuda LIBRARY DESTINATION ${libdir} COMPONENT cuda EXCLUDE_FROM_ALL)
 endif()
