@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import infiniop_py as ip
+from infiniop_py._native import check, lib, pointer
+from infiniop_py.device import device_scope
 
 pytestmark = pytest.mark.gpu
 
@@ -179,6 +181,26 @@ def test_a_graph_is_captured_and_replayed_with_other_inputs(dtype: np.dtype[Any]
                 graph.run()
                 for got, wanted in zip(results, program(x, w, scale), strict=True):
                     same(got, back(wanted))
+
+
+def test_memory_that_is_let_go_of_while_it_is_used() -> None:
+    a = normal(100, 100)
+    x = there(a)
+    with ip.Stream(DEVICE):
+        y = ip.add(x, x)
+        del x
+        for _ in range(5000):  # more than is kept before it is reused
+            ip.Tensor.empty(1, "U8", DEVICE)
+        same(y, a + a)
+
+
+def test_a_copy_on_the_device_is_there_for_every_stream() -> None:
+    a = normal(50, 50)
+    x, y = there(a), there(np.zeros_like(a))
+    with device_scope(DEVICE):
+        check(lib.infinirtMemcpy(pointer(y.data_ptr), pointer(x.data_ptr), a.nbytes, lib.INFINIRT_MEMCPY_D2D))
+    with ip.Stream(DEVICE):
+        same(ip.add(y, y), a + a)
 
 
 def test_threads_have_streams_of_their_own() -> None:

@@ -12,6 +12,8 @@
 #if defined(__SANITIZE_THREAD__)
 #define INFINI_THREAD_ENGINE 1
 #include <condition_variable>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <thread>
 #else
@@ -348,6 +350,41 @@ private:
     uint64_t round_ = 0;
 };
 
+/** Threads that are there for good: to start them anew for each block would take most of the time. */
+class Crew {
+public:
+    /** The one of n threads, for one caller at a time. */
+    static Crew &of(int n) {
+        static std::mutex &mutex = *new std::mutex;
+        static std::map<int, Crew *> &crews = *new std::map<int, Crew *>;
+        const std::lock_guard<std::mutex> lock(mutex);
+        Crew *&crew = crews[n];
+        if (crew == nullptr) crew = new Crew(n);
+        return *crew;
+    }
+    void run(const std::function<void(int)> &body) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        body_ = &body;
+        begin_.wait();
+        end_.wait();
+    }
+
+private:
+    explicit Crew(int n) : begin_(n + 1), end_(n + 1) {
+        for (int i = 0; i < n; ++i)
+            std::thread([this, i] {
+                for (;;) {
+                    begin_.wait();
+                    (*body_)(i);
+                    end_.wait();
+                }
+            }).detach();
+    }
+    std::mutex mutex_;
+    Barrier begin_, end_;
+    const std::function<void(int)> *body_ = nullptr;
+};
+
 } // namespace
 
 class Block {
@@ -365,13 +402,10 @@ public:
     Block &operator=(const Block &) = delete;
 
     std::string run() {
-        std::vector<std::thread> threads;
-        for (int i = 0; i < n_; ++i)
-            threads.emplace_back([this, i] {
-                HostCtx ctx(*this, i);
-                kernel_.body(ctx, params_);
-            });
-        for (std::thread &thread : threads) thread.join();
+        Crew::of(n_).run([this](int i) {
+            HostCtx ctx(*this, i);
+            kernel_.body(ctx, params_);
+        });
         return fault;
     }
     void wait_all() { whole_.wait(); }

@@ -124,8 +124,13 @@ struct Runtime {
         for (int i = 0; i < 64; ++i) legacy[i].device = i;
     }
 };
+void need_all_whole();
+
 Runtime &runtime() {
-    static Runtime &one = *new Runtime;
+    static Runtime &one = *[] {
+        std::atexit(need_all_whole);
+        return new Runtime;
+    }();
     return one;
 }
 
@@ -222,17 +227,30 @@ void *allocate(size_t size, int device, FakePool *pool) {
     return base;
 }
 
-/** Gives memory back; a watched byte that was written ends the process. */
-void release(char *base) {
-    Runtime &r = runtime();
-    const Allocation allocation = r.allocations.at(base);
-    set_readable(base - kGuardBytes, allocation.size + 2 * kGuardBytes, true);
+/** A watched byte that was written ends the process. */
+void need_whole(const char *base, const Allocation &allocation) {
     for (size_t i = 0; i < kGuardBytes; ++i)
         if (static_cast<unsigned char>(base[-1 - static_cast<ptrdiff_t>(i)]) != kGuard ||
             static_cast<unsigned char>(base[allocation.size + i]) != kGuard) {
             std::fprintf(stderr, "a byte beside an allocation of %zu bytes was written\n", allocation.size);
             std::abort();
         }
+}
+
+/** Of what is never given back, at the end of the process. */
+void need_all_whole() {
+    for (const auto &[base, allocation] : runtime().allocations) {
+        set_readable(base - kGuardBytes, allocation.size + 2 * kGuardBytes, true);
+        need_whole(base, allocation);
+    }
+}
+
+/** Gives memory back. */
+void release(char *base) {
+    Runtime &r = runtime();
+    const Allocation allocation = r.allocations.at(base);
+    set_readable(base - kGuardBytes, allocation.size + 2 * kGuardBytes, true);
+    need_whole(base, allocation);
     if (allocation.device >= 0) r.taken[allocation.device] -= allocation.size;
     if (allocation.pool != nullptr) {
         allocation.pool->used -= allocation.size;
