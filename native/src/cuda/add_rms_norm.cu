@@ -57,17 +57,10 @@ struct RowTeam {
 
 /** Where a row's operands begin. */
 template <class T, class W>
-INFINI_DEVICE void find_row(const NormParams<T, W> &p, int64_t row, T **at) {
+INFINI_DEVICE void find_row(const NormParams<T, W> &p, int64_t row, T *(&at)[kOperands]) {
     INFINI_UNROLL
     for (int i = 0; i < kOperands; ++i) at[i] = p.base[i];
-    auto rest = static_cast<uint64_t>(row);
-    for (int d = 0; d < p.outer; ++d) {
-        const uint64_t next = p.size[d].divide(rest);
-        const auto index = static_cast<int64_t>(rest - next * p.size[d].divisor);
-        INFINI_UNROLL
-        for (int i = 0; i < kOperands; ++i) at[i] += index * p.stride[i][d];
-        rest = next;
-    }
+    add_row(static_cast<uint64_t>(row), p.outer, p.size, p.stride, at);
 }
 
 /** V elements, in loads of at most 16 bytes. */

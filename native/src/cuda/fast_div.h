@@ -34,4 +34,16 @@ struct FastDiv {
     INFINI_DEVICE U divide(U n) const { return high_product(n << 1, magic) >> shift; }
 };
 
+/** Adds to `at` of each operand where it has the row of a number: dimensions are counted from the innermost on. */
+template <class U, class At, int N, int D>
+INFINI_DEVICE void add_row(U row, int n_dims, const FastDiv<U> (&size)[D], const int64_t (&stride)[N][D], At (&at)[N]) {
+    for (int d = 0; d < n_dims; ++d) {
+        const U next = size[d].divide(row);
+        const auto index = static_cast<int64_t>(row - next * size[d].divisor);
+        INFINI_UNROLL
+        for (int i = 0; i < N; ++i) at[i] += index * stride[i][d];
+        row = next;
+    }
+}
+
 } // namespace infini::cuda

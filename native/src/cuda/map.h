@@ -58,15 +58,9 @@ struct RowsKernel {
             uint32_t column = vector;
             int64_t at[kOperands] = {};
             if (p.outer > 0) {
-                uint32_t rest = p.vectors_per_row.divide(vector);
-                column = vector - rest * p.vectors_per_row.divisor;
-                for (int d = 0; d < p.outer; ++d) {
-                    const uint32_t next = p.size[d].divide(rest);
-                    const auto index = static_cast<int64_t>(rest - next * p.size[d].divisor);
-                    INFINI_UNROLL
-                    for (int i = 0; i < kOperands; ++i) at[i] += index * p.stride[i][d];
-                    rest = next;
-                }
+                const uint32_t row = p.vectors_per_row.divide(vector);
+                column = vector - row * p.vectors_per_row.divisor;
+                add_row(row, p.outer, p.size, p.stride, at);
             }
             const uint32_t start = column * V;
             count[u] = p.row_length - start < V ? static_cast<int>(p.row_length - start) : V;
@@ -141,20 +135,13 @@ struct TileKernel {
 
     template <class Ctx>
     static INFINI_DEVICE void run(Ctx &ctx, const Params &p) {
-        uint32_t rest = p.tiles_x.divide(ctx.block());
-        const int64_t x0 = static_cast<int64_t>(ctx.block() - rest * p.tiles_x.divisor) * kSide;
-        uint32_t batch = p.tiles_y.divide(rest);
-        const int64_t y0 = static_cast<int64_t>(rest - batch * p.tiles_y.divisor) * kSide;
+        const uint32_t line = p.tiles_x.divide(ctx.block()), batch = p.tiles_y.divide(line);
+        const int64_t x0 = static_cast<int64_t>(ctx.block() - line * p.tiles_x.divisor) * kSide;
+        const int64_t y0 = static_cast<int64_t>(line - batch * p.tiles_y.divisor) * kSide;
         T *base[kOperands];
         INFINI_UNROLL
         for (int i = 0; i < kOperands; ++i) base[i] = p.base[i] + x0 * p.along[i] + y0 * p.across[i];
-        for (int d = 0; d < p.outer; ++d) {
-            const uint32_t next = p.size[d].divide(batch);
-            const auto index = static_cast<int64_t>(batch - next * p.size[d].divisor);
-            INFINI_UNROLL
-            for (int i = 0; i < kOperands; ++i) base[i] += index * p.stride[i][d];
-            batch = next;
-        }
+        add_row(batch, p.outer, p.size, p.stride, base);
         const auto left = [](int64_t n) { return n < kSide ? static_cast<int>(n) : kSide; };
         const int width = left(p.x - x0), height = left(p.y - y0);
         const int lane = ctx.thread() % kWarp, warp = ctx.thread() / kWarp;
