@@ -34,7 +34,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "native" / "fuzz" / "abi.corpus"
-BUILD, PLAIN = ROOT / "build" / "fuzz", ROOT / "build" / "fuzz_plain"
+BUILD, PLAIN, PORTABLE = (ROOT / "build" / name for name in ("fuzz", "fuzz_plain", "fuzz_portable"))
 MOST_BYTES = 160  # of an input: a dozen calls
 WAYS = {
     "portable": {"INFINIOP_MAX_ISA": "portable"},
@@ -67,7 +67,8 @@ def clang() -> str:
 
 
 def build(folder: Path) -> Path:
-    options = ("-DINFINIOP_FUZZ=ON", f"-DINFINIOP_FUZZ_PLAIN={'ON' if folder == PLAIN else 'OFF'}")
+    options = ["-DINFINIOP_FUZZ=ON", f"-DINFINIOP_FUZZ_PLAIN={'ON' if folder == PLAIN else 'OFF'}"]
+    options += ["-DINFINIOP_ISAS="] * (folder == PORTABLE)
     configure = ["cmake", "-S", ROOT / "native", "-B", folder, "-DCMAKE_BUILD_TYPE=None", *options]
     make = ["cmake", "--build", folder, "--target", "fuzz_abi", "--parallel", str(os.cpu_count())]
     subprocess.run(configure, check=True, env={**os.environ, "CXX": clang()}, stdout=subprocess.DEVNULL)
@@ -125,19 +126,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--corpus", type=Path, metavar="FOLDER")
     parser.add_argument("--plain", action="store_true", help="without sanitizers")
+    parser.add_argument(
+        "--portable", action="store_true", help="with the portable kernels alone, built in half the time"
+    )
     parser.add_argument("--bytes", type=int, default=MOST_BYTES, help="of an input, at most")
     parser.add_argument("--minimise", type=Path, metavar="FOLDER")
     arguments = parser.parse_args()
-    program = build(PLAIN if arguments.plain else BUILD)
+    program = build(PLAIN if arguments.plain else PORTABLE if arguments.portable else BUILD)
+    ways = ["portable"] if arguments.portable else list(WAYS)
     if arguments.minimise:
         return minimise(program, arguments.minimise)
     with tempfile.TemporaryDirectory() as name:
         corpus = arguments.corpus or Path(name)
         corpus.mkdir(parents=True, exist_ok=True)
         unpack(corpus)
-        each = arguments.seconds / len(WAYS)
+        each = arguments.seconds / len(ways)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as a_way_a_cpu:
-            right = list(a_way_a_cpu.map(lambda way: fuzz(program, corpus, way, each, arguments.bytes), WAYS))
+            right = list(a_way_a_cpu.map(lambda way: fuzz(program, corpus, way, each, arguments.bytes), ways))
     sys.exit(0 if all(right) else 1)
 
 
