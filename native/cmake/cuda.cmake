@@ -30,7 +30,7 @@ else()
   endif()
 endif()
 
-# nvcc is called by name and not through CMake's CUDA language, whose search of the toolkit knows the folders of the packages not.
+# nvcc is called by name and not through CMake's CUDA language, which does not find all of it in the packages' folders.
 # Every option is one word: compiler caches take a number that stands alone for a source.
 set(cuda_command ${INFINIOP_NVCC} -std=c++17 -O3 -fmad=false --Werror=all-warnings -Xptxas=--warn-on-spills,-Werror --compress-mode=size
   -diag-suppress=177 -ccbin=${CMAKE_CXX_COMPILER} -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-ffp-contract=off,-fstack-protector-strong

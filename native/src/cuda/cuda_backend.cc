@@ -30,7 +30,6 @@ infiniStatus_t probe(char *reason, size_t size) {
         std::snprintf(reason, size, "no NVIDIA driver is installed");
         return INFINI_STATUS_DEVICE_NOT_INITIALIZED;
     }
-    // First, as a driver too old for the runtime answers the next call with the same, but without the numbers.
     const cudaError_t error = cudaGetDeviceCount(&count);
     if (error == cudaErrorInsufficientDriver) {
         cudaGetLastError();

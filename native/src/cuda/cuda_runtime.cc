@@ -119,7 +119,12 @@ public:
         if (const infiniStatus_t status = prepare()) return status;
         if (const infiniStatus_t status = take(what, ptr, size, stream_)) return status;
         if (pool_ == nullptr) return INFINI_STATUS_SUCCESS;
-        return check(what, cudaStreamSynchronize(stream_)); // usable on any stream, at once
+        const cudaError_t error = cudaStreamSynchronize(stream_); // usable on any stream, at once
+        if (error != cudaSuccess) {
+            release_async(what, *ptr, stream_);
+            *ptr = nullptr;
+        }
+        return check(what, error);
     }
     /** For work that is queued on `stream` from now on. */
     infiniStatus_t allocate_async(const char *what, void **ptr, size_t size, cudaStream_t stream) {

@@ -236,7 +236,7 @@ template <class Map>
 class MapPlan final : public CudaPlan {
     using T = typename Map::Element;
     static constexpr int kOperands = 1 + Map::kInputs;
-    static constexpr int kSize = sizeof(T), kMostElements = kVectorBytes / kSize;
+    static constexpr int kSize = sizeof(T), kVectorElements = kVectorBytes / kSize;
     using Tile = TileKernel<Map>;
 
 public:
@@ -276,7 +276,7 @@ private:
     /** Calls `body` with the kernel for rows whose runs are aligned so. */
     template <class Body>
     infiniStatus_t with_rows(int alignment, const Body &body) const {
-        return with_vectors<kMostElements>(alignment, body);
+        return with_vectors<kVectorElements>(alignment, body);
     }
     template <int V, class Body>
     infiniStatus_t with_vectors(int alignment, const Body &body) const {
