@@ -149,6 +149,12 @@ struct Gemm {
 
     int64_t acc_bytes(int64_t count) const { return round_up(count * kernel.acc_size, kLine); }
     int64_t tile_bytes() const { return acc_bytes(mr * nr); }
+    /** Of a panel of B. A line more than it holds, for panels of powers of 2 would meet in one set of the first-level cache when
+     *  a row of B is dealt out to them. */
+    int64_t panel_b(int64_t depth) const { return acc_bytes(nr * depth) + kLine; }
+    int pack_b(char *panels, const char *from, int64_t panel_depth, int64_t count, int64_t kc) const {
+        return kernel.pack(panels, panel_b(panel_depth) / kernel.acc_size, from, b.col, b.row, count, nr, kc);
+    }
     int64_t units(int64_t depth) const { return ceil_div(depth, kernel.unit_k); }
     double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
     int64_t k_blocks() const { return ceil_div(k, kBlockK); }
@@ -239,7 +245,7 @@ struct Blocked final : Way {
         block_n = std::min(round_up(n, nr), round_up(kBlockN, nr));
         const int64_t depth = units(std::min(k, kBlockK));
         bytes_a = acc_bytes(std::min(block_m, round_up(kTaskRows, mr)) * depth) + tile_bytes();
-        bytes_b = acc_bytes(block_n * depth);
+        bytes_b = block_n / nr * panel_b(depth);
         // They wait here for the next K block.
         bytes_sums = k_blocks() > 1 ? ceil_div(block_m, mr) * ceil_div(block_n, nr) * tile_bytes() : 0;
     }
@@ -297,13 +303,12 @@ struct Blocked final : Way {
         const int64_t depth = units(block.k);
         if (by_rows()) {
             const int64_t l = t * kPackRows;
-            return kernel.pack(panels + l / kernel.unit_k * nr * kernel.acc_size, depth * nr,
-                               at_b(r.b, block.k0 + l, block.n0), b.col, b.row, block.n, nr,
-                               std::min(kPackRows, block.k - l));
+            return pack_b(panels + l / kernel.unit_k * nr * kernel.acc_size, at_b(r.b, block.k0 + l, block.n0), depth,
+                          block.n, std::min(kPackRows, block.k - l));
         }
-        const int64_t j = t * kPackPanels * nr;
-        return kernel.pack(panels + j * depth * kernel.acc_size, depth * nr, at_b(r.b, block.k0, block.n0 + j), b.col,
-                           b.row, std::min(kPackPanels * nr, block.n - j), nr, block.k);
+        const int64_t p = t * kPackPanels, j = p * nr;
+        return pack_b(panels + p * panel_b(depth), at_b(r.b, block.k0, block.n0 + j), depth,
+                      std::min(kPackPanels * nr, block.n - j), block.k);
     }
 
     /** Into how many tasks a block is cut: by panels of A, then by panels of B. */
@@ -331,7 +336,7 @@ struct Blocked final : Way {
         const int64_t i0 = panels_m * tm / tasks.m, i1 = panels_m * (tm + 1) / tasks.m;
         const int64_t j0 = panels_n * tn / tasks.n, j1 = panels_n * (tn + 1) / tasks.n;
         char *const tile = scratch, *const panels_a = scratch + tile_bytes();
-        const int64_t panel_a = mr * depth * kernel.acc_size, panel_b = nr * depth * kernel.acc_size;
+        const int64_t panel_a = mr * depth * kernel.acc_size;
         if (rows.task != tm) {
             rows.task = tm;
             rows.least = kernel.pack(panels_a, mr * depth, at_a(r.a, block.m0 + i0 * mr, block.k0), a.row, a.col,
@@ -342,7 +347,7 @@ struct Blocked final : Way {
             for (int64_t i = i0; i < i1; ++i) {
                 char *const waiting = sums + (i * panels_n + j) * tile_bytes();
                 char *const to = at_c(r.c, block.m0 + i * mr, block.n0 + j * nr);
-                multiply(depth, panels_a + (i - i0) * panel_a, panels_b + j * panel_b, first ? nullptr : waiting,
+                multiply(depth, panels_a + (i - i0) * panel_a, panels_b + j * panel_b(depth), first ? nullptr : waiting,
                          last ? tile : waiting);
                 if (last)
                     kernel.store(to, c.row, c.col, tile, nr, std::min(mr, block.m - i * mr),
@@ -515,7 +520,7 @@ struct Columns final : Way {
         tasks_n = ceil_div(n, task_n);
         tasks_m = std::min(panels_m, ceil_div(threads, tasks_n)); // each of which packs B for itself
         bytes_a = acc_bytes(panels_m * mr * k_blocks() * units(kBlockK));
-        bytes_b = acc_bytes(task_n * units(std::min(k, kBlockK)));
+        bytes_b = task_n / nr * panel_b(units(std::min(k, kBlockK)));
         // They wait here for the next K block; those of the last one are stored at once.
         bytes_sums = tile_bytes() * (k_blocks() > 1 ? ceil_div(panels_m, tasks_m) * (task_n / nr) : 1);
     }
@@ -559,13 +564,13 @@ struct Columns final : Way {
         for (int64_t k0 = 0; k0 < k; k0 += kBlockK) {
             const bool last = k0 + kBlockK >= k;
             const int64_t kc = std::min(kBlockK, k - k0), depth = units(kc);
-            const int least_b = kernel.pack(panels_b, depth * nr, at_b(r.b, k0, t.j0), b.col, b.row, t.n, nr, kc);
+            const int least_b = pack_b(panels_b, at_b(r.b, k0, t.j0), depth, t.n, kc);
             const GemmMultiply multiply = kernel.multiply[may_flush(least_a, least_b) ? kExact : kFast][mr];
             char *tile = sums;
             for (int64_t j = 0; j < t.n; j += nr)
                 for (int64_t p = t.p0; p < t.p1; ++p) {
                     multiply(depth, block_a(r, k0) + p * mr * depth * kernel.acc_size,
-                             panels_b + j * depth * kernel.acc_size, k0 > 0 ? tile : nullptr, tile);
+                             panels_b + j / nr * panel_b(depth), k0 > 0 ? tile : nullptr, tile);
                     if (last)
                         kernel.store(at_c(r.c, p * mr, t.j0 + j), c.row, c.col, tile, nr, std::min(mr, m - p * mr),
                                      std::min(nr, t.n - j), r.alpha, r.beta);

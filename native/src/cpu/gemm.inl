@@ -106,7 +106,9 @@ INFINI_INLINE VF multiply_add(VP a, VP b, VF sum) {
 
 /* ---- packing ----------------------------------------------------------------------------------------------------------- */
 
-/** One panel from rows of src that are contiguous in k: N x N blocks are transposed in registers. */
+/** One panel from rows of src that are contiguous in k: N x N blocks are transposed in registers. Stores are of whole vectors
+ *  where the panel goes on, for masked ones are slow: what they write too much is written again, in ascending k and descending
+ *  w. */
 template <class T>
 INFINI_INLINE void pack_transposed(typename Units<T>::Unit *panel_, const T *src, int64_t stride_w, int64_t valid,
                                    int64_t width, int64_t kc, typename Units<T>::Least &least) {
@@ -116,7 +118,8 @@ INFINI_INLINE void pack_transposed(typename Units<T>::Unit *panel_, const T *src
     constexpr int64_t kBlock = int64_t{N} * U::kDepth; // elements of k
     constexpr int64_t kAhead = 1024 / sizeof(T);       // these are more streams than the hardware follows
     auto *const panel = reinterpret_cast<typename V::Scalar *>(panel_); // bits are moved, whatever they are
-    for (int64_t w = 0; w < width; w += N) {
+    const int64_t end = (kc + U::kDepth - 1) / U::kDepth * width;
+    for (int64_t w = (width - 1) / N * N; w >= 0; w -= N) {
         const int64_t lanes = width - w < N ? width - w : N;
         const T *rows = src + w * stride_w;
         for (int64_t k = 0; k < kc; k += kBlock) {
@@ -130,23 +133,21 @@ INFINI_INLINE void pack_transposed(typename Units<T>::Unit *panel_, const T *src
             }
             transpose(x);
             typename V::Scalar *to = panel + k / U::kDepth * width + w;
-            if (depth == N && lanes == N) {
+            const int64_t room = end - (k / U::kDepth * width + w); // up to the end of the panel
+            if (depth == N && (N - 1) * width + N <= room) {
 #pragma GCC unroll 16
                 for (int i = 0; i < N; ++i) store(to + i * width, x[i]);
-            } else if (depth == N) {
-#pragma GCC unroll 16
-                for (int i = 0; i < N; ++i) store_n(to + i * width, x[i], lanes);
             } else {
-                for (int64_t i = 0; i < depth; ++i)
-                    lanes == N ? store(to + i * width, x[i]) : store_n(to + i * width, x[i], lanes);
+                for (int64_t i = 0, at = 0; i < depth; ++i, at += width)
+                    at + N <= room ? store(to + at, x[i]) : store_n(to + at, x[i], lanes);
             }
         }
     }
 }
 
-/** to[i] = the unit of column i. */
+/** to[i] = the unit of column i. Something may be written up to to[room]. */
 template <class T>
-INFINI_INLINE void pack_across(typename Units<T>::Unit *to, const T *from, const T *next_k, int64_t n,
+INFINI_INLINE void pack_across(typename Units<T>::Unit *to, const T *from, const T *next_k, int64_t n, int64_t room,
                                typename Units<T>::Least &least) {
     using U = Units<T>;
     constexpr int N = U::Sums::N;
@@ -159,7 +160,8 @@ INFINI_INLINE void pack_across(typename Units<T>::Unit *to, const T *from, const
     }
     for (; i < n; i += N) {
         const int64_t count = n - i < N ? n - i : N;
-        store_n(to + i, U::across_n(from + i, next_k == nullptr ? nullptr : next_k + i, count, least), count);
+        const auto x = U::across_n(from + i, next_k == nullptr ? nullptr : next_k + i, count, least);
+        i + N <= room ? store(to + i, x) : store_n(to + i, x, count);
     }
 }
 
@@ -179,18 +181,31 @@ int gemm_pack(void *panels_, int64_t panel_stride, const void *src_, int64_t str
     // A row of src at a time, over all panels: memory is read in its own order. Of short rows the hardware sees too late that
     // others follow. (A single row may have any stride.)
     constexpr int64_t kLine = 64 / sizeof(T), kShort = 2048 / sizeof(T), kRowsAhead = 32;
-    const int64_t ahead = stride_w == 1 && count < kShort && kc > 1 ? count : 0;
+    constexpr int kWide = 2 * U::Sums::N; // of a panel of B, and of no other
+    const bool fetch = stride_w == 1 && count < kShort && kc > 1;
     for (int64_t k = 0; k < kc; k += U::kDepth) {
         const T *from = src + k * stride_k, *next_k = k + 1 < kc ? from + stride_k : nullptr;
-        for (int64_t w = 0; w < ahead; w += kLine)
+        auto *to = panels + k / U::kDepth * width;
+        const auto next = [&](int64_t at) { return next_k == nullptr ? nullptr : next_k + at; };
+        int64_t w = 0;
+        if (stride_w == 1 && width == kWide)
+            for (; w + kWide <= count; w += kWide, to += panel_stride) {
+                typename U::Vector x[2];
+                U::across(x, from + w, next(w), least);
+                store(to, x[0]);
+                store(to + kWide / 2, x[1]);
+                if (fetch)
 #pragma GCC unroll 2
-            for (int d = 0; d < U::kDepth; ++d) __builtin_prefetch(from + (kRowsAhead + d) * stride_k + w, 0, 2);
-        for (int64_t w = 0; w < count; w += width) {
-            auto *to = panels + w / width * panel_stride + k / U::kDepth * width;
+                    for (int64_t d = 0; d < U::kDepth; ++d)
+#pragma GCC unroll 4
+                        for (int64_t at = 0; at < kWide; at += kLine)
+                            __builtin_prefetch(from + (kRowsAhead + d) * stride_k + w + at, 0, 2);
+            }
+        for (; w < count; w += width, to += panel_stride) {
             const int64_t valid = count - w < width ? count - w : width;
-            const auto next = [&](int64_t at) { return next_k == nullptr ? nullptr : next_k + at; };
             if (stride_w == 1)
-                pack_across(to, from + w, next(w), valid, least);
+                pack_across(to, from + w, next(w), valid, (kc - k + U::kDepth - 1) / U::kDepth * width,
+                            least); // written later
             else
                 for (int64_t i = 0; i < valid; ++i)
                     to[i] = U::one(from + (w + i) * stride_w, next((w + i) * stride_w), least);
