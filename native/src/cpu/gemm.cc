@@ -107,8 +107,9 @@ struct Gemm {
     int64_t batch, m, n, k;
     Matrix c, a, b, d; // d: of the epilogue, if there is one
     Epilogue epilogue;
-    int64_t mr, nr; // the register tile
-    bool exchanged; // a is the problem's B^T and b its A^T
+    int64_t mr, nr;                // the register tile
+    int64_t panels_m, low, taller; // panels of A; the rows of one; how many, the first ones, have a row more
+    bool exchanged;                // a is the problem's B^T and b its A^T
 
     Gemm(const InfiniProblem &problem, const Epilogue &then) : d{}, epilogue(then) {
         const InfiniOperand &dc = problem.operands[0], &da = problem.operands[1], &db = problem.operands[2];
@@ -144,7 +145,11 @@ struct Gemm {
             for (Matrix *x : {&a, &b, &c, &d}) std::swap(x->row, x->col);
         }
         nr = kernel.nr;
-        mr = m > 0 ? ceil_div(m, ceil_div(m, kernel.mr)) : kernel.mr; // panels of one height, none nearly empty
+        // As few panels of A as can be, and as equal: no row is computed that does not exist.
+        panels_m = std::max<int64_t>(ceil_div(m, kernel.mr), 1);
+        low = m / panels_m;
+        taller = m % panels_m;
+        mr = low + (taller != 0);
     }
 
     int64_t acc_bytes(int64_t count) const { return round_up(count * kernel.acc_size, kLine); }
@@ -154,6 +159,22 @@ struct Gemm {
     int64_t panel_b(int64_t depth) const { return acc_bytes(nr * depth) + kLine; }
     int pack_b(char *panels, const char *from, int64_t panel_depth, int64_t count, int64_t kc) const {
         return kernel.pack(panels, panel_b(panel_depth) / kernel.acc_size, from, b.col, b.row, count, nr, kc);
+    }
+    /** Where panel p of A begins, in rows: those of the panels before it. */
+    int64_t row_of(int64_t p) const { return p * low + std::min(p, taller); }
+    int64_t height(int64_t p) const { return low + (p < taller); }
+    /** Bytes of all panels of A before p. */
+    int64_t bytes_before(int64_t p, int64_t depth) const { return row_of(p) * depth * kernel.acc_size; }
+    /** Panels p0..p1 of A, one behind the other. */
+    int pack_a(char *panels, const char *pa, int64_t p0, int64_t p1, int64_t k0, int64_t kc) const {
+        const int64_t depth = units(kc), lower = std::clamp(taller, p0, p1);
+        const auto pack = [&](int64_t from, int64_t to) {
+            if (from == to) return kLeastOfNothing;
+            const int64_t i0 = row_of(from);
+            return kernel.pack(panels + bytes_before(from, depth) - bytes_before(p0, depth), height(from) * depth,
+                               at_a(pa, i0, k0), a.row, a.col, row_of(to) - i0, height(from), kc);
+        };
+        return std::min(pack(p0, lower), pack(lower, p1));
     }
     int64_t units(int64_t depth) const { return ceil_div(depth, kernel.unit_k); }
     double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
@@ -237,38 +258,38 @@ private:
 /* ---- blocked ---------------------------------------------------------------------------------------------------------- */
 
 struct Blocked final : Way {
-    int64_t block_m, block_n;             // multiples of the tile
+    int64_t block_p, block_n;             // panels of A, and columns: a multiple of the tile's
     int64_t bytes_a, bytes_b, bytes_sums; // of the workspace: A for each thread, B twice
 
     explicit Blocked(const Gemm &gemm) : Way(gemm) {
-        block_m = std::min(round_up(m, mr), round_up(kBlockM, mr));
+        block_p = std::min(panels_m, ceil_div(kBlockM, mr));
         block_n = std::min(round_up(n, nr), round_up(kBlockN, nr));
         const int64_t depth = units(std::min(k, kBlockK));
-        bytes_a = acc_bytes(std::min(block_m, round_up(kTaskRows, mr)) * depth) + tile_bytes();
+        bytes_a = acc_bytes(std::min(block_p, task_panels()) * mr * depth) + tile_bytes();
         bytes_b = block_n / nr * panel_b(depth);
         // They wait here for the next K block.
-        bytes_sums = k_blocks() > 1 ? ceil_div(block_m, mr) * ceil_div(block_n, nr) * tile_bytes() : 0;
+        bytes_sums = k_blocks() > 1 ? block_p * ceil_div(block_n, nr) * tile_bytes() : 0;
     }
     std::string describe() const override {
-        return "blocked " + text(block_m) + " x " + text(block_n) + " x " + text(std::min(k, kBlockK)) + ", tiles " +
-               text(mr) + " x " + text(nr);
+        return "blocked " + text(block_p * mr) + " x " + text(block_n) + " x " + text(std::min(k, kBlockK)) +
+               ", tiles " + text(mr) + " x " + text(nr);
     }
     int64_t workspace(int threads) const override { return bytes_a * threads + bytes_b * 2 + bytes_sums; }
 
-    /** Rows m0.., columns n0.. of C and the part k0.. of the sums. */
+    /** `panels` panels of A from p0 on, columns n0.. of C and the part k0.. of the sums. */
     struct Block {
-        int64_t m0, n0, k0, m, n, k;
+        int64_t p0, n0, k0, panels, n, k;
     };
 
+    int64_t blocks_m() const { return ceil_div(panels_m, block_p); }
     Block block_at(int64_t step) const {
-        const int64_t blocks_m = ceil_div(m, block_m);
-        const int64_t k0 = step % k_blocks() * kBlockK, m0 = step / k_blocks() % blocks_m * block_m,
-                      n0 = step / k_blocks() / blocks_m * block_n;
-        return {m0, n0, k0, std::min(block_m, m - m0), std::min(block_n, n - n0), std::min(kBlockK, k - k0)};
+        const int64_t k0 = step % k_blocks() * kBlockK, p0 = step / k_blocks() % blocks_m() * block_p,
+                      n0 = step / k_blocks() / blocks_m() * block_n;
+        return {p0, n0, k0, std::min(block_p, panels_m - p0), std::min(block_n, n - n0), std::min(kBlockK, k - k0)};
     }
 
     void run(const Run &r) const override {
-        const int64_t steps = k_blocks() * ceil_div(m, block_m) * ceil_div(n, block_n);
+        const int64_t steps = k_blocks() * blocks_m() * ceil_div(n, block_n);
         char *const scratch = r.workspace, *const panels = scratch + bytes_a * r.threads,
                     *const sums = panels + 2 * bytes_b;
         Least least[2];
@@ -315,11 +336,11 @@ struct Blocked final : Way {
     struct Tasks {
         int64_t m, n;
     };
+    int64_t task_panels() const { return kTaskRows / mr; } // of A; at most
     Tasks tasks_of(const Block &block, int threads) const {
-        const int64_t panels_m = ceil_div(block.m, mr), panels_n = ceil_div(block.n, nr);
         const int64_t tasks_m =
-            std::max(ceil_div(panels_m, std::max<int64_t>(kTaskRows / mr, 1)), std::min<int64_t>(panels_m, threads));
-        return {tasks_m, ceil_div(panels_n, std::max<int64_t>(kTaskCols / nr, 1))};
+            std::max(ceil_div(block.panels, task_panels()), std::min<int64_t>(block.panels, threads));
+        return {tasks_m, ceil_div(ceil_div(block.n, nr), std::max<int64_t>(kTaskCols / nr, 1))};
     }
 
     /** The rows of A that a thread has packed last. */
@@ -331,31 +352,28 @@ struct Blocked final : Way {
     void multiply(const Block &block, Tasks tasks, int64_t t, const Run &r, PackedRows &rows, char *scratch,
                   const char *panels_b, int least_b, char *sums) const {
         const bool first = block.k0 == 0, last = block.k0 + block.k == k;
-        const int64_t depth = units(block.k), panels_m = ceil_div(block.m, mr), panels_n = ceil_div(block.n, nr);
+        const int64_t depth = units(block.k), panels_n = ceil_div(block.n, nr);
         const int64_t tm = t / tasks.n, tn = t % tasks.n;
-        const int64_t i0 = panels_m * tm / tasks.m, i1 = panels_m * (tm + 1) / tasks.m;
+        const int64_t p0 = block.p0 + block.panels * tm / tasks.m, p1 = block.p0 + block.panels * (tm + 1) / tasks.m;
         const int64_t j0 = panels_n * tn / tasks.n, j1 = panels_n * (tn + 1) / tasks.n;
-        char *const tile = scratch, *const panels_a = scratch + tile_bytes();
-        const int64_t panel_a = mr * depth * kernel.acc_size;
+        char *const tile = scratch, *const packed = scratch + tile_bytes();
         if (rows.task != tm) {
             rows.task = tm;
-            rows.least = kernel.pack(panels_a, mr * depth, at_a(r.a, block.m0 + i0 * mr, block.k0), a.row, a.col,
-                                     std::min(i1 * mr, block.m) - i0 * mr, mr, block.k);
+            rows.least = pack_a(packed, r.a, p0, p1, block.k0, block.k);
         }
-        const GemmMultiply multiply = kernel.multiply[may_flush(rows.least, least_b) ? kExact : kFast][mr];
+        const GemmMultiply *const multiply = kernel.multiply[may_flush(rows.least, least_b) ? kExact : kFast];
         for (int64_t j = j0; j < j1; ++j) {
-            for (int64_t i = i0; i < i1; ++i) {
-                char *const waiting = sums + (i * panels_n + j) * tile_bytes();
-                char *const to = at_c(r.c, block.m0 + i * mr, block.n0 + j * nr);
-                multiply(depth, panels_a + (i - i0) * panel_a, panels_b + j * panel_b(depth), first ? nullptr : waiting,
-                         last ? tile : waiting);
+            for (int64_t p = p0; p < p1; ++p) {
+                char *const waiting = sums + ((p - block.p0) * panels_n + j) * tile_bytes();
+                multiply[height(p)](depth, packed + bytes_before(p, depth) - bytes_before(p0, depth),
+                                    panels_b + j * panel_b(depth), first ? nullptr : waiting, last ? tile : waiting);
                 if (last)
-                    kernel.store(to, c.row, c.col, tile, nr, std::min(mr, block.m - i * mr),
+                    kernel.store(at_c(r.c, row_of(p), block.n0 + j * nr), c.row, c.col, tile, nr, height(p),
                                  std::min(nr, block.n - j * nr), r.alpha, r.beta);
             }
         }
         if (last)
-            finish(r.c, r.d, block.m0 + i0 * mr, block.n0 + j0 * nr, std::min(i1 * mr, block.m) - i0 * mr,
+            finish(r.c, r.d, row_of(p0), block.n0 + j0 * nr, row_of(p1) - row_of(p0),
                    std::min(j1 * nr, block.n) - j0 * nr);
     }
 };
@@ -503,23 +521,22 @@ struct InPlace final : Way {
 /* ---- columns: few rows -------------------------------------------------------------------------------------------------- */
 
 struct Columns final : Way {
-    int64_t panels_m;                     // panels of A
     int64_t task_n;                       // columns of C in a task
     int64_t tasks_m, tasks_n;             // by panels of A, by columns
     int64_t bytes_a, bytes_b, bytes_sums; // packed A, shared; packed B and sums, a thread
 
     /** Few rows, and an A that may be packed as a whole; K alone can be as long as 0 strides allow. */
     static bool applies(const Gemm &g) {
-        return g.m <= kColumnsA / g.acc_bytes(g.units(kBlockK)) && g.k <= kFewRowsOfA / round_up(g.m, g.mr);
+        return g.m <= kColumnsA / g.acc_bytes(g.units(kBlockK)) && g.k <= kFewRowsOfA / g.m;
     }
 
-    Columns(const Gemm &gemm, int threads) : Way(gemm), panels_m(ceil_div(m, mr)) {
+    Columns(const Gemm &gemm, int threads) : Way(gemm) {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         task_n = b.col == 1 ? kColumnsRun / size : kColumnsPanels * nr;
         task_n = round_up(std::min(task_n, ceil_div(n, threads == 1 ? 1 : threads * kEach)), nr);
         tasks_n = ceil_div(n, task_n);
         tasks_m = std::min(panels_m, ceil_div(threads, tasks_n)); // each of which packs B for itself
-        bytes_a = acc_bytes(panels_m * mr * k_blocks() * units(kBlockK));
+        bytes_a = acc_bytes(m * k_blocks() * units(kBlockK));
         bytes_b = task_n / nr * panel_b(units(std::min(k, kBlockK)));
         // They wait here for the next K block; those of the last one are stored at once.
         bytes_sums = tile_bytes() * (k_blocks() > 1 ? ceil_div(panels_m, tasks_m) * (task_n / nr) : 1);
@@ -531,10 +548,10 @@ struct Columns final : Way {
         const int64_t parts = ceil_div(panels_m, kPackPanels);
         Least least_a;
         parallel_for(k_blocks() * parts, m * k < 16 * 1024 ? 1 : r.threads, [&](int64_t t, int) {
-            const int64_t k0 = t / parts * kBlockK, kc = std::min(kBlockK, k - k0), depth = units(kc);
-            const int64_t p = t % parts * kPackPanels, i0 = p * mr;
-            least_a.meet(kernel.pack(block_a(r, k0) + p * mr * depth * kernel.acc_size, depth * mr, at_a(r.a, i0, k0),
-                                     a.row, a.col, std::min(kPackPanels * mr, m - i0), mr, kc));
+            const int64_t k0 = t / parts * kBlockK, kc = std::min(kBlockK, k - k0);
+            const int64_t p = t % parts * kPackPanels;
+            least_a.meet(pack_a(block_a(r, k0) + bytes_before(p, units(kc)), r.a, p,
+                                std::min(p + kPackPanels, panels_m), k0, kc));
         });
         parallel_for(tasks_m * tasks_n, r.threads, [&](int64_t t, int slot) {
             char *const scratch = r.workspace + bytes_a + slot * (bytes_b + bytes_sums);
@@ -550,9 +567,7 @@ struct Columns final : Way {
     }
 
     /** [k block][panel][unit][row] */
-    char *block_a(const Run &r, int64_t k0) const {
-        return r.workspace + k0 / kernel.unit_k * panels_m * mr * kernel.acc_size;
-    }
+    char *block_a(const Run &r, int64_t k0) const { return r.workspace + k0 / kernel.unit_k * m * kernel.acc_size; }
 
     /** Panels p0..p1 of A, columns j0.. of C. */
     struct Task {
@@ -560,24 +575,23 @@ struct Columns final : Way {
     };
 
     void multiply(const Run &r, const Task &t, int least_a, char *panels_b, char *sums) const {
-        const int64_t i0 = t.p0 * mr, rows = std::min(t.p1 * mr, m) - i0;
         for (int64_t k0 = 0; k0 < k; k0 += kBlockK) {
             const bool last = k0 + kBlockK >= k;
             const int64_t kc = std::min(kBlockK, k - k0), depth = units(kc);
             const int least_b = pack_b(panels_b, at_b(r.b, k0, t.j0), depth, t.n, kc);
-            const GemmMultiply multiply = kernel.multiply[may_flush(least_a, least_b) ? kExact : kFast][mr];
+            const GemmMultiply *const multiply = kernel.multiply[may_flush(least_a, least_b) ? kExact : kFast];
             char *tile = sums;
             for (int64_t j = 0; j < t.n; j += nr)
                 for (int64_t p = t.p0; p < t.p1; ++p) {
-                    multiply(depth, block_a(r, k0) + p * mr * depth * kernel.acc_size,
-                             panels_b + j / nr * panel_b(depth), k0 > 0 ? tile : nullptr, tile);
+                    multiply[height(p)](depth, block_a(r, k0) + bytes_before(p, depth),
+                                        panels_b + j / nr * panel_b(depth), k0 > 0 ? tile : nullptr, tile);
                     if (last)
-                        kernel.store(at_c(r.c, p * mr, t.j0 + j), c.row, c.col, tile, nr, std::min(mr, m - p * mr),
+                        kernel.store(at_c(r.c, row_of(p), t.j0 + j), c.row, c.col, tile, nr, height(p),
                                      std::min(nr, t.n - j), r.alpha, r.beta);
                     if (k_blocks() > 1) tile += tile_bytes();
                 }
         }
-        finish(r.c, r.d, i0, t.j0, rows, t.n);
+        finish(r.c, r.d, row_of(t.p0), t.j0, row_of(t.p1) - row_of(t.p0), t.n);
     }
 };
 
