@@ -52,7 +52,8 @@ constexpr int64_t kInPlaceCrowdedEvery = 4096;
 constexpr int64_t kColumnsA = 256 * 1024; // bytes of a K block of packed A: a quarter of the second-level cache
 constexpr int64_t kColumnsRun = 1024;     // bytes of a row of B in one task where it is contiguous,
 constexpr int64_t kColumnsPanels = 2; // else panels of B: what lies ahead in k is then in the cache when it is packed
-constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
+constexpr int64_t kColumnsFarB = 12 << 20; // bytes of B from which on it comes from memory, and is packed ahead
+constexpr int64_t kFewRowsOfA = 1 << 22;   // elements of A up to which it is packed as a whole
 
 constexpr int64_t kFewColumns = 64;
 
@@ -157,8 +158,16 @@ struct Gemm {
     /** Of a panel of B. A line more than it holds, for panels of powers of 2 would meet in one set of the first-level cache when
      *  a row of B is dealt out to them. */
     int64_t panel_b(int64_t depth) const { return acc_bytes(nr * depth) + kLine; }
-    int pack_b(char *panels, const char *from, int64_t panel_depth, int64_t count, int64_t kc) const {
-        return kernel.pack(panels, panel_b(panel_depth) / kernel.acc_size, from, b.col, b.row, count, nr, kc);
+    /** B lies in memory as runs: rows where those are contiguous (or nothing is), else columns. */
+    bool runs_are_rows() const { return b.col == 1 || b.row != 1; }
+    int64_t runs(int64_t count, int64_t kc) const { return runs_are_rows() ? kc : count; }
+    /** Runs from..to of kc rows and `count` columns of B. Runs that share units or a panel are packed together. */
+    int pack_b(char *panels, const char *pb, int64_t count, int64_t kc, int64_t from, int64_t to) const {
+        const int64_t panel = panel_b(units(kc)), stride = panel / kernel.acc_size;
+        if (runs_are_rows())
+            return kernel.pack(panels + from / kernel.unit_k * nr * kernel.acc_size, stride, at_b(pb, from, 0), b.col,
+                               b.row, count, nr, to - from);
+        return kernel.pack(panels + from / nr * panel, stride, at_b(pb, 0, from), b.col, b.row, to - from, nr, kc);
     }
     /** Where panel p of A begins, in rows: those of the panels before it. */
     int64_t row_of(int64_t p) const { return p * low + std::min(p, taller); }
@@ -175,6 +184,12 @@ struct Gemm {
                                at_a(pa, i0, k0), a.row, a.col, row_of(to) - i0, height(from), kc);
         };
         return std::min(pack(p0, lower), pack(lower, p1));
+    }
+    /** The same, for products that read as much of B `passes` times. */
+    GemmFetch fetch_b(const char *pb, int64_t count, int64_t kc, int64_t passes) const {
+        if (b.col != 1 && b.row != 1) return {};
+        const int64_t run = (runs_are_rows() ? count : kc) * size, stride = (runs_are_rows() ? b.row : b.col) * size;
+        return {pb, pb + run, run, stride, runs(count, kc), passes, passes};
     }
     int64_t units(int64_t depth) const { return ceil_div(depth, kernel.unit_k); }
     double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
@@ -314,22 +329,12 @@ struct Blocked final : Way {
         }
     }
 
-    /** Where the rows of B are contiguous, a task packs some rows of all columns: long runs of memory. Else some columns. */
     static constexpr int64_t kPackRows = 32, kPackPanels = 2;
-    bool by_rows() const { return b.col == 1 || b.row != 1; }
-    int64_t pack_tasks(const Block &block) const {
-        return by_rows() ? ceil_div(block.k, kPackRows) : ceil_div(block.n, kPackPanels * nr);
-    }
+    int64_t pack_runs() const { return runs_are_rows() ? kPackRows : kPackPanels * nr; }
+    int64_t pack_tasks(const Block &block) const { return ceil_div(runs(block.n, block.k), pack_runs()); }
     int pack(const Block &block, int64_t t, const Run &r, char *panels) const {
-        const int64_t depth = units(block.k);
-        if (by_rows()) {
-            const int64_t l = t * kPackRows;
-            return pack_b(panels + l / kernel.unit_k * nr * kernel.acc_size, at_b(r.b, block.k0 + l, block.n0), depth,
-                          block.n, std::min(kPackRows, block.k - l));
-        }
-        const int64_t p = t * kPackPanels, j = p * nr;
-        return pack_b(panels + p * panel_b(depth), at_b(r.b, block.k0, block.n0 + j), depth,
-                      std::min(kPackPanels * nr, block.n - j), block.k);
+        const int64_t from = t * pack_runs(), to = std::min(from + pack_runs(), runs(block.n, block.k));
+        return pack_b(panels, at_b(r.b, block.k0, block.n0), block.n, block.k, from, to);
     }
 
     /** Into how many tasks a block is cut: by panels of A, then by panels of B. */
@@ -366,7 +371,8 @@ struct Blocked final : Way {
             for (int64_t p = p0; p < p1; ++p) {
                 char *const waiting = sums + ((p - block.p0) * panels_n + j) * tile_bytes();
                 multiply[height(p)](depth, packed + bytes_before(p, depth) - bytes_before(p0, depth),
-                                    panels_b + j * panel_b(depth), first ? nullptr : waiting, last ? tile : waiting);
+                                    panels_b + j * panel_b(depth), first ? nullptr : waiting, last ? tile : waiting,
+                                    nullptr);
                 if (last)
                     kernel.store(at_c(r.c, row_of(p), block.n0 + j * nr), c.row, c.col, tile, nr, height(p),
                                  std::min(nr, block.n - j * nr), r.alpha, r.beta);
@@ -523,7 +529,8 @@ struct InPlace final : Way {
 struct Columns final : Way {
     int64_t task_n;                       // columns of C in a task
     int64_t tasks_m, tasks_n;             // by panels of A, by columns
-    int64_t bytes_a, bytes_b, bytes_sums; // packed A, shared; packed B and sums, a thread
+    bool packs_ahead;                     // two K blocks of B, and not only one
+    int64_t bytes_a, bytes_b, bytes_sums; // packed A, shared; a K block of B and sums, a thread
 
     /** Few rows, and an A that may be packed as a whole; K alone can be as long as 0 strides allow. */
     static bool applies(const Gemm &g) {
@@ -536,12 +543,14 @@ struct Columns final : Way {
         task_n = round_up(std::min(task_n, ceil_div(n, threads == 1 ? 1 : threads * kEach)), nr);
         tasks_n = ceil_div(n, task_n);
         tasks_m = std::min(panels_m, ceil_div(threads, tasks_n)); // each of which packs B for itself
+        packs_ahead = k_blocks() > 1 && n > kColumnsFarB / size / k;
         bytes_a = acc_bytes(m * k_blocks() * units(kBlockK));
         bytes_b = task_n / nr * panel_b(units(std::min(k, kBlockK)));
         // They wait here for the next K block; those of the last one are stored at once.
         bytes_sums = tile_bytes() * (k_blocks() > 1 ? ceil_div(panels_m, tasks_m) * (task_n / nr) : 1);
     }
-    int64_t workspace(int threads) const override { return bytes_a + (bytes_b + bytes_sums) * threads; }
+    int64_t bytes_of_thread() const { return (packs_ahead ? 2 : 1) * bytes_b + bytes_sums; }
+    int64_t workspace(int threads) const override { return bytes_a + bytes_of_thread() * threads; }
 
     void run(const Run &r) const override {
         constexpr int64_t kPackPanels = 4; // of A, so that all threads pack even where K is one block
@@ -554,10 +563,10 @@ struct Columns final : Way {
                                 std::min(p + kPackPanels, panels_m), k0, kc));
         });
         parallel_for(tasks_m * tasks_n, r.threads, [&](int64_t t, int slot) {
-            char *const scratch = r.workspace + bytes_a + slot * (bytes_b + bytes_sums);
+            char *const scratch = r.workspace + bytes_a + slot * bytes_of_thread();
             const int64_t j0 = t / tasks_m * task_n, tm = t % tasks_m;
             const Task task{panels_m * tm / tasks_m, panels_m * (tm + 1) / tasks_m, j0, std::min(task_n, n - j0)};
-            multiply(r, task, least_a.exponent(), scratch, scratch + bytes_b);
+            multiply(r, task, least_a.exponent(), scratch, scratch + bytes_sums);
         });
     }
 
@@ -574,22 +583,52 @@ struct Columns final : Way {
         int64_t p0, p1, j0, n;
     };
 
-    void multiply(const Run &r, const Task &t, int least_a, char *panels_b, char *sums) const {
+    /** A K block of B in a task. */
+    struct BlockB {
+        const char *from;
+        char *panels;
+        int64_t k, packed; // rows; runs
+        int least;
+    };
+    /** Packs its runs up to `end`, or a few less. */
+    void pack(const Task &t, BlockB &block, int64_t end) const {
+        const int64_t together = runs_are_rows() ? kernel.unit_k : nr, all = runs(t.n, block.k);
+        if (end < all) end -= end % together;
+        if (end <= block.packed) return;
+        block.least = std::min(block.least, pack_b(block.panels, block.from, t.n, block.k, block.packed, end));
+        block.packed = end;
+    }
+
+    void multiply(const Run &r, const Task &t, int least_a, char *sums, char *panels_b) const {
+        const auto block_b = [&](int64_t k0) {
+            char *const panels = panels_b + (packs_ahead ? k0 / kBlockK % 2 * bytes_b : 0);
+            return BlockB{at_b(r.b, k0, t.j0), panels, std::min(kBlockK, k - k0), 0, kLeastOfNothing};
+        };
+        BlockB now = block_b(0);
+        pack(t, now, runs(t.n, now.k));
         for (int64_t k0 = 0; k0 < k; k0 += kBlockK) {
             const bool last = k0 + kBlockK >= k;
-            const int64_t kc = std::min(kBlockK, k - k0), depth = units(kc);
-            const int least_b = pack_b(panels_b, at_b(r.b, k0, t.j0), depth, t.n, kc);
-            const GemmMultiply *const multiply = kernel.multiply[may_flush(least_a, least_b) ? kExact : kFast];
+            // What is asked for of the next block during one product is there, and packed, after the one that follows.
+            BlockB next = last ? BlockB{} : block_b(k0 + kBlockK);
+            GemmFetch fetch = last ? GemmFetch{} : fetch_b(next.from, t.n, next.k, t.p1 - t.p0);
+            const int64_t depth = units(now.k);
+            const GemmMultiply *const multiply = kernel.multiply[may_flush(least_a, now.least) ? kExact : kFast];
             char *tile = sums;
             for (int64_t j = 0; j < t.n; j += nr)
                 for (int64_t p = t.p0; p < t.p1; ++p) {
+                    const int64_t asked_for = packs_ahead ? runs(t.n, next.k) - fetch.left : 0;
                     multiply[height(p)](depth, block_a(r, k0) + bytes_before(p, depth),
-                                        panels_b + j / nr * panel_b(depth), k0 > 0 ? tile : nullptr, tile);
+                                        now.panels + j / nr * panel_b(depth), k0 > 0 ? tile : nullptr, tile,
+                                        packs_ahead ? &fetch : nullptr);
                     if (last)
                         kernel.store(at_c(r.c, row_of(p), t.j0 + j), c.row, c.col, tile, nr, height(p),
                                      std::min(nr, t.n - j), r.alpha, r.beta);
+                    else
+                        pack(t, next, asked_for);
                     if (k_blocks() > 1) tile += tile_bytes();
                 }
+            if (!last) pack(t, next, runs(t.n, next.k));
+            now = next;
         }
         finish(r.c, r.d, row_of(t.p0), t.j0, row_of(t.p1) - row_of(t.p0), t.n);
     }

@@ -217,9 +217,24 @@ int gemm_pack(void *panels_, int64_t panel_stride, const void *src_, int64_t str
 
 /* ---- products ---------------------------------------------------------------------------------------------------------- */
 
+/** The next `Bytes`. Returns how long to wait before those that follow. */
+template <int64_t Bytes>
+INFINI_INLINE int64_t fetch_some(GemmFetch &f) {
+#pragma GCC unroll 16
+    for (int64_t at = 0; at < Bytes; at += 64) __builtin_prefetch(f.at + at, 0, 2);
+    f.at += Bytes;
+    if (f.at >= f.end) {
+        f.end += f.stride;
+        f.at = f.end - f.run;
+        if (--f.left == 0) f.every = 0;
+    }
+    return f.every;
+}
+
 /** R rows: the tallest tile that fits the registers, or less where A has fewer rows. */
-template <class T, int Exactness, int R>
-void gemm_multiply(int64_t units, const void *a_, const void *b_, const void *in_, void *out_) {
+template <class T, int Exactness, int R, bool Fetches>
+INFINI_INLINE void multiply_tile(int64_t units, const void *a_, const void *b_, const void *in_, void *out_,
+                                 [[maybe_unused]] GemmFetch *fetch) {
     using V = typename Units<T>::Sums;
     using Unit = typename Units<T>::Unit;
     using Acc = typename V::Scalar;
@@ -244,8 +259,10 @@ void gemm_multiply(int64_t units, const void *a_, const void *b_, const void *in
     };
     // Counting takes slots that multiply-adds need: once in four steps it costs 2 %, at every step 15 %.
     int64_t u = 0;
+    [[maybe_unused]] int64_t wait = Fetches ? fetch->wait : 0;
     constexpr int64_t kLine = 64 / sizeof(Acc);
     for (; u + 4 <= units; u += 4) {
+        if (Fetches && --wait == 0) wait = fetch_some<int64_t{4} * 2 * N * Units<T>::kDepth * sizeof(T)>(*fetch);
         // The sums may be far away, and are wanted when the products are done: a cache line of them at a time.
         if (u / 4 * kLine < R * 2 * N) __builtin_prefetch(wanted + u / 4 * kLine);
         step();
@@ -254,12 +271,21 @@ void gemm_multiply(int64_t units, const void *a_, const void *b_, const void *in
         step();
     }
     for (; u < units; ++u) step();
+    if (Fetches) fetch->wait = wait > 0 ? wait : 0;
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i)
         for (int j = 0; j < 2; ++j) {
             const int64_t at = (i * 2 + j) * N;
             store(out + at, in != nullptr ? load(in + at) + sums[i][j] : sums[i][j]);
         }
+}
+
+template <class T, int Exactness, int R>
+void gemm_multiply(int64_t units, const void *a, const void *b, const void *in, void *out, GemmFetch *fetch) {
+    if (fetch != nullptr)
+        multiply_tile<T, Exactness, R, true>(units, a, b, in, out, fetch);
+    else
+        multiply_tile<T, Exactness, R, false>(units, a, b, in, out, fetch);
 }
 
 /** Earlier sums and those of one tile of C * N columns, the last N of them n_last: to `sums`, or to c. */

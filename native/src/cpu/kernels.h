@@ -63,8 +63,18 @@ using TransposeTile = void (*)(void *dst, LineOffsets dst_rows, const void *src,
 /** Copies n bytes past the caches. After kernels that write there comes finish_streams(). */
 using StreamRow = void (*)(void *dst, const void *src, int64_t n);
 
+/** Memory that is wanted soon, in runs of equal length. A product fetches it into the second-level cache: as many bytes as it takes
+ *  of B, or where it is one of `every` products, its part of them. */
+struct GemmFetch {
+    const char *at, *end; // the rest of a run
+    int64_t run, stride;  // bytes: of one, and from the beginning of one to that of the next
+    int64_t left;         // runs
+    int64_t every, wait;  // wait: steps of the kernel until it goes on; 0: it does not
+};
+
 /** out[rows][nr] = A panel^T * B panel, each sum in order of k; plus in[rows][nr] where `in` is not null. */
-using GemmMultiply = void (*)(int64_t units, const void *a_panel, const void *b_panel, const void *in, void *out);
+using GemmMultiply = void (*)(int64_t units, const void *a_panel, const void *b_panel, const void *in, void *out,
+                              GemmFetch *fetch); // null: nothing to fetch
 
 constexpr int kStreamRows = 4;             // most of A for which B is streamed
 constexpr int64_t kStreamSums = 16 * 1024; // bytes of the sums of one run
