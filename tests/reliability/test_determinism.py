@@ -246,6 +246,34 @@ def test_a_row_of_a_product_in_any_company(
     record_property("cases", cases)
 
 
+# Columns of B, of which a small cache holds less: rows that meet in a few of its sets, or not; over 12 MiB.
+_LARGE_B = {"crowded": 2048, "large": 2050, "far": 10_500}
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["b_rows", "b_columns"])
+@pytest.mark.parametrize("size", _LARGE_B)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_row_of_a_product_with_a_large_b(
+    dtype: str,
+    size: str,
+    transposed: bool,
+    rng: np.random.Generator,
+    num_threads: Threads,
+    record_property: Record,
+) -> None:
+    """Few rows, whose number decides on the way through B: in place by steps, streamed, packed ahead
+    or packed. The rows of the whole are blocked."""
+    a, b = _normal(rng, dtype, 520, 600), _normal(rng, dtype, 600, _LARGE_B[size])
+    b = np.asfortranarray(b) if transposed else b
+    whole = infiniop_py.gemm(a, b)
+    heights = (*range(1, 18), 24, 32, 33, 64, 128)
+    for m, count in itertools.product(heights, (1, 2)):
+        num_threads(count)
+        rows = rng.permutation(520)[:m]
+        assert_same_bits(infiniop_py.gemm(a[rows], b), whole[rows], f"{m} rows, {count} threads")
+    record_property("cases", 2 * len(heights))
+
+
 @pytest.mark.parametrize("op", ["gemm", "gemm_add", "gemm_mul"])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_batch_item_is_the_single_product(

@@ -18,7 +18,6 @@
  *  number of threads are. */
 #include <algorithm>
 #include <atomic>
-#include <iterator>
 #include <memory>
 
 #include "core/dtype.h"
@@ -43,10 +42,14 @@ constexpr int64_t kInPlaceManyRows = 1024; // so many rows of A on
 constexpr int64_t kInPlaceFewRows = 32;
 constexpr int64_t kInPlaceFewRowsRun =
     1024; // so that the next K block, on its way from memory, has room beside this one
-/* With a smaller second-level cache, see GemmKernel: half of it, and rows of B so far apart that a K block of 256 of them meets in
- * 16 of its sets, of 8 lines each, at 64 KiB from the first to the last set. */
+/* With a smaller second-level cache, see GemmKernel. Half of it; and what few rows of A are multiplied with at a time where there
+ * is more of B, since the rows that follow, on their way from memory, are to have room beside these. They have none where
+ * rows of B are so far apart that they meet in a few of its sets. */
 constexpr int64_t kInPlaceNearB = 256 * 1024;
+constexpr int64_t kInPlaceStep = 32;
 constexpr int64_t kInPlaceCrowdedEvery = 4096;
+constexpr int64_t kStreamRun = 16 * 1024;   // bytes of a row of sums
+constexpr int64_t kStreamRowsUncrowded = 4; // from more rows on, short steps are faster
 
 /* Columns. */
 constexpr int64_t kColumnsA = 256 * 1024; // bytes of a K block of packed A: a quarter of the second-level cache
@@ -389,27 +392,27 @@ struct Blocked final : Way {
 struct InPlace final : Way {
     bool by_rows;           // which dimension of B is contiguous
     bool packs_a;           // it must be converted
-    bool streams;           // B comes from memory
+    bool streams;           // by long runs of a few of its rows
+    int64_t step;           // rows of B that are multiplied before the next ones
     int64_t task_m, task_n; // rows and columns of C in a task
     int64_t tasks_m, tasks_n;
-    int64_t bytes_a, bytes_sums;
+    int64_t ld;                              // of sums
+    int64_t bytes_a, bytes_sums, bytes_part; // packed A, shared; all sums and those of a K block, a thread
 
     static bool applies(const Gemm &g) {
         if (g.b.col != 1 || g.n == 1) return g.b.row == 1 && g.m <= g.kernel.in_place_rows && a_fits(g);
         if (may_stream(g)) return a_fits(g);
-        const bool small_cache = g.kernel.has_small_l2 && !converts(g);
         // Elements that are converted at each use are worth it for few rows; else B comes from the caches again and again.
-        if (g.m <= kInPlaceFewRows) {
-            const bool crowded = g.k > kBlockK && g.b.row * g.size % kInPlaceCrowdedEvery == 0;
-            return a_fits(g) && !(small_cache && crowded);
-        }
-        if (small_cache && g.n > kInPlaceNearB / g.size / g.k) return false;
+        if (g.m <= kInPlaceFewRows) return a_fits(g) && !(far_b(g) && crowded(g));
+        if (far_b(g)) return false;
         const bool far = std::abs(g.b.row) * g.size >= kInPlaceFarRows && g.m >= kInPlaceManyRows;
         return !converts(g) && g.a.col == 1 && !far;
     }
-    /** Few rows, and more of B than the second-level cache keeps. */
+    /** Is there more of B than a small second-level cache keeps? */
+    static bool far_b(const Gemm &g) { return g.kernel.has_small_l2 && g.n > kInPlaceNearB / g.size / g.k; }
+    static bool crowded(const Gemm &g) { return g.k > kBlockK && g.b.row * g.size % kInPlaceCrowdedEvery == 0; }
     static bool may_stream(const Gemm &g) {
-        return g.kernel.has_small_l2 && g.m <= kStreamRows && g.n > kInPlaceNearB / g.size / g.k;
+        return far_b(g) && g.m <= (crowded(g) ? int64_t{kStreamRows} : kStreamRowsUncrowded);
     }
     static bool converts(const Gemm &g) { return g.size != g.kernel.acc_size; }
     /** May A be packed as a whole? K alone can be as long as 0 strides allow. */
@@ -418,20 +421,26 @@ struct InPlace final : Way {
     InPlace(const Gemm &gemm, int threads) : Way(gemm), by_rows(b.col == 1 && n > 1), packs_a(converts(gemm)) {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         task_m = std::min(m, kInPlaceTaskRows);
-        int64_t run = (m <= kInPlaceFewRows ? kInPlaceFewRowsRun : kInPlaceRun) / size;
         streams = by_rows && may_stream(*this);
-        if (streams) { // equal shares of the longest runs
-            const int64_t longest = kStreamSums / kernel.acc_size / m;
-            run = ceil_div(n, threads * ceil_div(n, threads * longest));
+        const bool short_steps = by_rows && !streams && m <= kInPlaceFewRows && far_b(*this);
+        step = short_steps ? kInPlaceStep : kBlockK;
+        const bool one_group = m <= kernel.in_place_rows; // has no use for B in the cache once it is multiplied
+        int64_t run = (m > kInPlaceFewRows || (short_steps && one_group) ? kInPlaceRun : kInPlaceFewRowsRun) / size;
+        if (streams) { // equal shares, as many for each thread
+            const int64_t round = threads * kStreamRun / kernel.acc_size;
+            run = ceil_div(n, threads * std::max<int64_t>((n + round / 2) / round, 1));
         }
         task_n = std::min(by_rows ? round_up(run, nr) : nr, round_up(ceil_div(n, threads), nr));
         while (threads > 1 && task_m > 32 && ceil_div(m, task_m) * ceil_div(n, task_n) < threads * kEach) task_m -= 8;
         tasks_m = ceil_div(m, task_m);
         tasks_n = ceil_div(n, task_n);
         bytes_a = packs_a ? acc_bytes(k_blocks() * units(kBlockK) * m) : 0;
-        bytes_sums = k_blocks() > 1 || c.col != 1 || may_repeat() ? acc_bytes(task_m * task_n) : 0;
+        // Rows of a power of 2 would meet in one set of the first-level cache.
+        ld = task_n + (streams ? kLine / kernel.acc_size : 0);
+        bytes_sums = k_blocks() > 1 || c.col != 1 || may_repeat() ? acc_bytes(task_m * ld) : 0;
+        bytes_part = streams || step < std::min(k, kBlockK) ? acc_bytes(task_m * ld) : 0;
     }
-    int64_t workspace(int threads) const override { return bytes_a + bytes_sums * threads; }
+    int64_t workspace(int threads) const override { return bytes_a + (bytes_sums + bytes_part) * threads; }
     /** Are there two kinds of kernels, so that a task may be multiplied once more? */
     bool may_repeat() const { return kernel.unit_k > 1; }
 
@@ -447,21 +456,21 @@ struct InPlace final : Way {
             const int64_t i0 = tasks_m == 1 ? 0 : t % tasks_m * task_m,
                           j0 = tasks_m == 1 ? t * task_n : t / tasks_m * task_n;
             const Task task{i0, j0, std::min(task_m, m - i0), std::min(task_n, n - j0),
-                            r.workspace + bytes_a + slot * bytes_sums};
+                            r.workspace + bytes_a + slot * (bytes_sums + bytes_part)};
             // C is written by the kernels, but only once if it is read: else at the end, from the sums.
             const bool to_c = c.col == 1 && (r.beta == 0 || !may_repeat());
             const int least_b = multiply(r, task, kFast, to_c);
             // B has not been read before, so that it is known only now.
             if (may_flush(least_a.exponent(), least_b)) multiply(r, task, kExact, to_c);
-            if (!to_c)
-                kernel.store(at_c(r.c, i0, j0), c.row, c.col, task.sums, task_n, task.m, task.n, r.alpha, r.beta);
+            if (!to_c) kernel.store(at_c(r.c, i0, j0), c.row, c.col, task.sums, ld, task.m, task.n, r.alpha, r.beta);
             finish(r.c, r.d, i0, j0, task.m, task.n);
         });
     }
 
     std::string describe() const override {
         return std::string(streams ? "streamed by " : "in place by ") + (by_rows ? "rows" : "columns") + " of B" +
-               (packs_a ? ", A packed" : "") + ", tasks " + text(task_m) + " x " + text(task_n);
+               (step < kBlockK ? ", " + text(step) + " at a time" : "") + (packs_a ? ", A packed" : "") + ", tasks " +
+               text(task_m) + " x " + text(task_n);
     }
 
     /** Rows i0.., columns j0.. of C. */
@@ -470,25 +479,19 @@ struct InPlace final : Way {
         char *sums;
     };
 
-    /** What the kernels fetch while they multiply the `rows` rows from i on, where rows of B are contiguous. */
-    void fetch_ahead(const Run &r, const Task &t, int64_t k0, int64_t i, int64_t rows, GemmInPlace &g) const {
+    /** What the kernels fetch while they multiply a group of rows, where rows of B are contiguous. */
+    void fetch_ahead(const Run &r, const Task &t, int64_t k0, int64_t group, int64_t groups, GemmInPlace &g) const {
         g.ahead = g.b;
         g.ahead_every = 0;
         if (!by_rows || streams) return;
         if (m > kInPlaceFewRows) { // the columns beside, which the other rows find in the cache
-            if (i > 0) return;
+            if (group > 0) return;
             g.ahead = at_b(r.b, k0, t.j0 + 2 * nr);
             g.ahead_every = 1;
-        } else if (k0 + kBlockK < k) { // a share of the next K block, so that memory is kept busy all the time
-            g.ahead = at_b(r.b, k0 + kBlockK + i * g.kc / t.m, t.j0);
-            g.ahead_every = ceil_div(t.m, rows);
+        } else if (k0 + step < k) { // a share of the rows that follow, so that memory is kept busy all the time
+            g.ahead = at_b(r.b, k0 + step + g.kc * group / groups, t.j0);
+            g.ahead_every = groups;
         }
-    }
-
-    /** How many of the rows that are left are multiplied at once. */
-    int64_t group(int64_t left) const {
-        return *std::find_if(std::begin(kInPlaceRows), std::end(kInPlaceRows),
-                             [&](int64_t rows) { return rows <= kernel.in_place_rows && rows <= left; });
     }
 
     int multiply(const Run &r, const Task &t, int exactness, bool to_c) const {
@@ -496,26 +499,31 @@ struct InPlace final : Way {
                                                  : by_rows ? kernel.rows[exactness]
                                                            : kernel.columns[exactness];
         int least = kLeastOfNothing;
-        for (int64_t k0 = 0; k0 < k; k0 += kBlockK) {
-            const bool last = k0 + kBlockK >= k;
+        const int64_t groups = streams ? 1 : ceil_div(t.m, kernel.in_place_rows);
+        for (int64_t k0 = 0; k0 < k; k0 += step) {
+            const bool last = k0 + step >= k;
             GemmInPlace g;
-            g.kc = std::min(kBlockK, k - k0);
+            g.kc = std::min(step, k - k0);
             g.a_row = packs_a ? 1 : a.row;
             g.a_unit = packs_a ? m : a.col;
             g.b = at_b(r.b, k0, t.j0);
             g.b_stride = by_rows ? b.row : b.col;
             g.n = t.n;
-            g.ld = task_n;
-            g.add = k0 > 0;
+            g.ld = ld;
+            g.add = k0 >= kBlockK;
+            g.begins = k0 % kBlockK == 0;
+            g.ends = last || (k0 + step) % kBlockK == 0;
             g.c_row = c.row;
             g.alpha = r.alpha;
             g.beta = r.beta;
-            for (int64_t i = 0, rows; i < t.m; i += rows) {
-                rows = streams ? t.m : group(t.m - i);
-                fetch_ahead(r, t, k0, i, rows, g);
-                g.a = packs_a ? r.workspace + (k0 / kBlockK * units(kBlockK) * m + t.i0 + i) * kernel.acc_size
+            for (int64_t group = 0; group < groups; ++group) { // as equal as can be
+                const int64_t i = t.m * group / groups, rows = t.m * (group + 1) / groups - i;
+                fetch_ahead(r, t, k0, group, groups, g);
+                g.a = packs_a ? r.workspace + (k0 / kernel.unit_k * m + t.i0 + i) * kernel.acc_size
                               : at_a(r.a, t.i0 + i, k0);
-                g.sums = bytes_sums == 0 ? nullptr : t.sums + i * task_n * kernel.acc_size;
+                const int64_t sums = i * ld * kernel.acc_size;
+                g.sums = bytes_sums == 0 ? nullptr : t.sums + sums;
+                g.part = bytes_part == 0 ? nullptr : t.sums + bytes_sums + sums;
                 g.c = last && to_c ? at_c(r.c, t.i0 + i, t.j0) : nullptr;
                 least = std::min(least, kernels[rows](g));
             }
@@ -571,8 +579,8 @@ struct Columns final : Way {
     }
 
     std::string describe() const override {
-        return "columns, A packed, " + text(tasks_m) + " x " + text(tasks_n) + " tasks of " + text(task_n) +
-               " columns, tiles " + text(mr) + " x " + text(nr);
+        return std::string("columns, A packed, ") + (packs_ahead ? "B packed ahead, " : "") + text(tasks_m) + " x " +
+               text(tasks_n) + " tasks of " + text(task_n) + " columns, tiles " + text(mr) + " x " + text(nr);
     }
 
     /** [k block][panel][unit][row] */

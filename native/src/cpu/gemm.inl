@@ -288,7 +288,7 @@ void gemm_multiply(int64_t units, const void *a, const void *b, const void *in, 
         multiply_tile<T, Exactness, R, false>(units, a, b, in, out, fetch);
 }
 
-/** Earlier sums and those of one tile of C * N columns, the last N of them n_last: to `sums`, or to c. */
+/** What became of the sums of one tile of C * N columns, the last N of them n_last: to `part`, or with earlier ones to `sums` or c. */
 template <class T, int R, int C>
 INFINI_INLINE void finish_in_place(const GemmInPlace &g, int64_t j, int64_t n_last,
                                    const typename Units<T>::Sums (&sums)[R][C]) {
@@ -300,7 +300,12 @@ INFINI_INLINE void finish_in_place(const GemmInPlace &g, int64_t j, int64_t n_la
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
         for (int c = 0; c < C; ++c) {
-            Acc *at = static_cast<Acc *>(g.sums) + r * g.ld + j + c * N;
+            const int64_t index = r * g.ld + j + c * N;
+            if (!g.ends) {
+                store(static_cast<Acc *>(g.part) + index, sums[r][c]);
+                continue;
+            }
+            Acc *at = static_cast<Acc *>(g.sums) + index;
             const V total = g.add ? load(at) + sums[r][c] : sums[r][c];
             if (g.c == nullptr) {
                 store(at, total);
@@ -324,11 +329,12 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
     const auto *a = static_cast<const typename U::Unit *>(g.a);
     const T *b = static_cast<const T *>(g.b) + j;
     const int64_t stride = g.b_stride;
+    const auto *part = static_cast<const typename V::Scalar *>(g.part) + j;
     V sums[R][C];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
-        for (int c = 0; c < C; ++c) sums[r][c] = zero(V{});
+        for (int c = 0; c < C; ++c) sums[r][c] = g.begins ? zero(V{}) : load(part + r * g.ld + c * N);
     const T *ahead = static_cast<const T *>(g.ahead) + j;
     int64_t wait = g.ahead_every;
     const auto step = [&](bool pairs_up) {
@@ -412,51 +418,46 @@ INFINI_INLINE void stream_tile(const typename Units<T>::Vector (&a)[G][R], const
         for (int c = 0; c < C; ++c) store(sums + r * ld + c * N, s[r][c]);
 }
 
-/** G units of n columns. */
+/** G units of all columns. */
 template <class T, int Exactness, int R, int G>
-INFINI_INLINE void stream_units(const GemmInPlace &g, const typename Units<T>::Unit *a, const T *b, int64_t n,
-                                bool pairs_up, typename Units<T>::Sums::Scalar *sums, int64_t ld,
+INFINI_INLINE void stream_units(const GemmInPlace &g, const typename Units<T>::Unit *a, const T *b, bool pairs_up,
                                 typename Units<T>::Least &least) {
     constexpr int N = Units<T>::Sums::N;
     typename Units<T>::Vector wide[G][R];
     for (int u = 0; u < G; ++u)
         for (int r = 0; r < R; ++r) wide[u][r] = broadcast(a[r * g.a_row + u * g.a_unit]);
+    auto *const part = static_cast<typename Units<T>::Sums::Scalar *>(g.part);
     int64_t j = 0;
-    for (; j + 2 * N <= n; j += 2 * N)
-        stream_tile<T, Exactness, R, G, 2>(wide, b + j, g.b_stride, N, pairs_up, sums + j, ld, least);
-    for (; j < n; j += N)
-        stream_tile<T, Exactness, R, G, 1>(wide, b + j, g.b_stride, n - j < N ? n - j : N, pairs_up, sums + j, ld,
+    for (; j + 2 * N <= g.n; j += 2 * N)
+        stream_tile<T, Exactness, R, G, 2>(wide, b + j, g.b_stride, N, pairs_up, part + j, g.ld, least);
+    for (; j < g.n; j += N)
+        stream_tile<T, Exactness, R, G, 1>(wide, b + j, g.b_stride, g.n - j < N ? g.n - j : N, pairs_up, part + j, g.ld,
                                            least);
 }
 
-/** As gemm_rows, for a B that comes from memory: a few of its rows at a time, in runs as long as their sums fit the first-level
- *  cache, since memory is faster at that than at short runs of many rows. */
+/** As gemm_rows, for a B that comes from memory: a few of its rows at a time, in long runs, since memory is faster at that than at
+ *  short runs of many rows. */
 template <class T, int Exactness, int R>
 int gemm_streams(const GemmInPlace &g) {
     using U = Units<T>;
     using V = typename U::Sums;
-    using Acc = typename V::Scalar;
     constexpr int N = V::N, G = R == 1 ? 8 : 4;
-    constexpr int64_t kRun = kStreamSums / sizeof(Acc) / R / (2 * N) * (2 * N);
-    alignas(64) Acc sums[R * kRun];
+    auto *const part = static_cast<typename V::Scalar *>(g.part);
     typename U::Least least;
-    const int64_t units = g.kc / U::kDepth;
-    for (int64_t j0 = 0; j0 < g.n; j0 += kRun) {
-        const int64_t n = g.n - j0 < kRun ? g.n - j0 : kRun;
-        for (int64_t i = 0; i < R * kRun; i += N) store(sums + i, zero(V{}));
-        const auto *a = static_cast<const typename U::Unit *>(g.a);
-        const T *b = static_cast<const T *>(g.b) + j0;
-        int64_t u = 0;
-        for (; u + G <= units; u += G, a += G * g.a_unit, b += G * U::kDepth * g.b_stride)
-            stream_units<T, Exactness, R, G>(g, a, b, n, true, sums, kRun, least);
-        for (; u < units; ++u, a += g.a_unit, b += U::kDepth * g.b_stride)
-            stream_units<T, Exactness, R, 1>(g, a, b, n, true, sums, kRun, least);
-        if (g.kc % U::kDepth != 0) stream_units<T, Exactness, R, 1>(g, a, b, n, false, sums, kRun, least);
-        for (int64_t j = 0; j < n; j += N) {
-            V s[R][1];
-            for (int r = 0; r < R; ++r) s[r][0] = load(sums + r * kRun + j);
-            finish_in_place<T, R, 1>(g, j0 + j, n - j < N ? n - j : N, s);
-        }
+    for (int r = 0; r < R; ++r)
+        for (int64_t j = 0; j < g.n; j += N) store(part + r * g.ld + j, zero(V{}));
+    const auto *a = static_cast<const typename U::Unit *>(g.a);
+    const T *b = static_cast<const T *>(g.b);
+    int64_t left = g.kc / U::kDepth;
+    for (; left >= G; left -= G, a += G * g.a_unit, b += G * U::kDepth * g.b_stride)
+        stream_units<T, Exactness, R, G>(g, a, b, true, least);
+    for (; left > 0; --left, a += g.a_unit, b += U::kDepth * g.b_stride)
+        stream_units<T, Exactness, R, 1>(g, a, b, true, least);
+    if (g.kc % U::kDepth != 0) stream_units<T, Exactness, R, 1>(g, a, b, false, least);
+    for (int64_t j = 0; j < g.n; j += N) {
+        V s[R][1];
+        for (int r = 0; r < R; ++r) s[r][0] = load(part + r * g.ld + j);
+        finish_in_place<T, R, 1>(g, j, g.n - j < N ? g.n - j : N, s);
     }
     return least.exponent();
 }
@@ -542,10 +543,9 @@ constexpr void fill_multiply(GemmKernel &kernel) {
 
 template <class T, int Exactness, int R>
 constexpr void fill_in_place(GemmKernel &kernel) {
-    if constexpr (R <= kInPlaceMaxRows) {
-        kernel.rows[Exactness][R] = gemm_rows<T, Exactness, R>;
-        kernel.columns[Exactness][R] = gemm_columns<T, Exactness, R>;
-    }
+    kernel.rows[Exactness][R] = gemm_rows<T, Exactness, R>;
+    kernel.columns[Exactness][R] = gemm_columns<T, Exactness, R>;
+    if constexpr (R > 1) fill_in_place<T, Exactness, R - 1>(kernel);
 }
 
 template <class T, int Exactness, int R>
@@ -558,12 +558,7 @@ template <class T, int Exactness>
 constexpr void fill_products(GemmKernel &kernel) {
     fill_multiply<T, Exactness, kGemmRows>(kernel);
     if constexpr (kSmallL2) fill_streams<T, Exactness, kStreamRows>(kernel);
-    static_assert(sizeof kInPlaceRows / sizeof *kInPlaceRows == 5);
-    fill_in_place<T, Exactness, kInPlaceRows[0]>(kernel);
-    fill_in_place<T, Exactness, kInPlaceRows[1]>(kernel);
-    fill_in_place<T, Exactness, kInPlaceRows[2]>(kernel);
-    fill_in_place<T, Exactness, kInPlaceRows[3]>(kernel);
-    fill_in_place<T, Exactness, kInPlaceRows[4]>(kernel);
+    fill_in_place<T, Exactness, kInPlaceMaxRows>(kernel);
 }
 
 template <class T>

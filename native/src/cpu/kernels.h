@@ -76,9 +76,8 @@ struct GemmFetch {
 using GemmMultiply = void (*)(int64_t units, const void *a_panel, const void *b_panel, const void *in, void *out,
                               GemmFetch *fetch); // null: nothing to fetch
 
-constexpr int kStreamRows = 4;             // most of A for which B is streamed
-constexpr int64_t kStreamSums = 16 * 1024; // bytes of the sums of one run
-constexpr int kGemmMaxRows = 12;           // of any instruction set's tile
+constexpr int kStreamRows = 6;   // most of A for which B is streamed
+constexpr int kGemmMaxRows = 12; // of any instruction set's tile
 
 /** A few rows of A times kc rows of a B that is read where it lies, in order of k. Strides in elements, those of A in units. */
 struct GemmInPlace {
@@ -88,9 +87,11 @@ struct GemmInPlace {
     const void *b; // see GemmKernel
     int64_t b_stride;
     int64_t n;  // columns
-    void *sums; // of the kc before, if there are any: [rows][ld], whole vectors
+    void *sums; // of the K blocks before, if there are any: [rows][ld], whole vectors
     int64_t ld; // of sums
     bool add;   // sums hold something
+    void *part; // like sums, of this K block: up to here where it does not end, and from before where it does not begin
+    bool begins, ends;
     const void
         *ahead; // rows of B to fetch meanwhile, by the kernels of `rows`: one in so many steps, none if that is 0
     int64_t ahead_every;
@@ -100,9 +101,6 @@ struct GemmInPlace {
 };
 /** Returns the least exponent met in B, see GemmKernel. */
 using GemmInPlaceKernel = int (*)(const GemmInPlace &);
-
-/** Heights of the row groups that kernels of this kind are made for, those up to in_place_rows of an instruction set. */
-constexpr int kInPlaceRows[] = {8, 6, 4, 2, 1};
 
 /** The parts of a matrix product of one element type. "acc" is the type sums are kept in: float, or double for F64. Operands are
  *  packed into panels, unit[depth of the panel][width], width being at most mr for A and nr for B. A unit is one element of
@@ -121,9 +119,10 @@ struct GemmKernel {
      *  src[w * stride_w + k * stride_k]; the last panel is filled up with 0. Returns the least exponent. */
     int (*pack)(void *panels, int64_t panel_stride, const void *src, int64_t stride_w, int64_t stride_k, int64_t count,
                 int64_t width, int64_t kc);
-    GemmMultiply multiply[2][kGemmMaxRows + 1];     // by exactness and the rows of the A panel, 1 to mr
-    GemmInPlaceKernel rows[2][kGemmMaxRows + 1];    // b[k * b_stride + j]
-    GemmInPlaceKernel streams[2][kStreamRows + 1];  // the same, for a B from memory; null if has_small_l2 is false
+    GemmMultiply multiply[2][kGemmMaxRows + 1];  // by exactness and the rows of the A panel, 1 to mr
+    GemmInPlaceKernel rows[2][kGemmMaxRows + 1]; // b[k * b_stride + j]
+    GemmInPlaceKernel
+        streams[2][kStreamRows + 1]; // the same for a B from memory, whole K blocks; null without has_small_l2
     GemmInPlaceKernel columns[2][kGemmMaxRows + 1]; // b[j * b_stride + k]
     /** c[i * row_stride + j * col_stride] = alpha * sums[i * ld + j] + beta * c[...] for i < m, j < n, rounded once. c is not read
      *  when beta is 0. */
