@@ -2,11 +2,12 @@
  *
  *  in place  B is multiplied where it lies, in tasks that need nothing of each other: F32 and F64 where the rows of B and of A are
  *            contiguous, of any size, since a K block of B's part in a task stays in the second-level cache; every dtype
- *            where A has few rows. A is not packed either, unless it must be converted. With very few rows and a small cache,
- *            the rows of B are streamed a few at a time.
+ *            where A has few rows. A is not packed either, unless it must be converted. With a small cache it is by a few rows
+ *            of B at a time that few rows of A are multiplied, and very few by long runs of them.
  *  columns   so few rows that a K block of A stays in the second-level cache beside B's: A is packed once, as a whole; threads
- *            share the columns of C, and each packs the part of B that it needs and uses it at once. Between the threads there
- *            is nothing to wait for, and no line of B that one of them wrote and another reads.
+ *            share the columns of C, and each packs the part of B that it needs: at once, or where B comes from memory while
+ *            the K block before is multiplied. Between the threads there is nothing to wait for, and no line of B that one
+ *            of them wrote and another reads.
  *  blocked   all else. C is cut into blocks, K into blocks of kBlockK. B is packed into panels of the register tile's width,
  *            converted to the type sums are kept in on the way, while the threads are still busy with the block before; each
  *            task packs its own rows of A into its thread's second-level cache.
