@@ -15,7 +15,7 @@ endif()
 
 # Kernels take minutes to compile under UndefinedBehaviorSanitizer, and those of AVX-512 under any: they are watched from outside,
 # as the harness keeps operands between pages that cannot be touched. The model's loops are not what is looked for.
-set(checked ${core_sources} ${rt_sources} ${op_sources} ${cpu_sources} ${cpu_runtime_source})
+set(checked ${core_sources} ${rt_sources} ${op_sources} ${cpu_sources} ${kernel_sources} ${cpu_runtime_source})
 set(kernels ${checked})
 list(FILTER kernels INCLUDE REGEX "/kernels_")
 list(REMOVE_ITEM checked ${kernels})
