@@ -217,12 +217,13 @@ int gemm_pack(void *panels_, int64_t panel_stride, const void *src_, int64_t str
 
 /* ---- products ---------------------------------------------------------------------------------------------------------- */
 
-/** The next `Bytes`. Returns how long to wait before those that follow. */
-template <int64_t Bytes>
+constexpr int kStepsTogether = 4; // of the register kernel
+
+/** What comes next. Returns how long to wait before that which follows. */
 INFINI_INLINE int64_t fetch_some(GemmFetch &f) {
-#pragma GCC unroll 16
-    for (int64_t at = 0; at < Bytes; at += 64) __builtin_prefetch(f.at + at, 0, 2);
-    f.at += Bytes;
+    const char *const from = f.at;
+    f.at += f.bytes;
+    for (const char *p = from; p < f.at; p += 64) __builtin_prefetch(p, 0, 2);
     if (f.at >= f.end) {
         f.end += f.stride;
         f.at = f.end - f.run;
@@ -232,11 +233,10 @@ INFINI_INLINE int64_t fetch_some(GemmFetch &f) {
 }
 
 /** R rows: the tallest tile that fits the registers, or less where A has fewer rows. */
-template <class T, int Exactness, int R, bool Fetches>
+template <class Unit, int Exactness, int R, bool Fetches>
 INFINI_INLINE void multiply_tile(int64_t units, const void *a_, const void *b_, const void *in_, void *out_,
                                  [[maybe_unused]] GemmFetch *fetch) {
-    using V = typename Units<T>::Sums;
-    using Unit = typename Units<T>::Unit;
+    using V = Vec<Unit>;
     using Acc = typename V::Scalar;
     constexpr int N = V::N;
     const Unit *a = static_cast<const Unit *>(a_), *b = static_cast<const Unit *>(b_);
@@ -261,14 +261,13 @@ INFINI_INLINE void multiply_tile(int64_t units, const void *a_, const void *b_, 
     int64_t u = 0;
     [[maybe_unused]] int64_t wait = Fetches ? fetch->wait : 0;
     constexpr int64_t kLine = 64 / sizeof(Acc);
-    for (; u + 4 <= units; u += 4) {
-        if (Fetches && --wait == 0) wait = fetch_some<int64_t{4} * 2 * N * Units<T>::kDepth * sizeof(T)>(*fetch);
+    for (; u + kStepsTogether <= units; u += kStepsTogether) {
+        if (Fetches && --wait == 0) wait = fetch_some(*fetch);
         // The sums may be far away, and are wanted when the products are done: a cache line of them at a time.
-        if (u / 4 * kLine < R * 2 * N) __builtin_prefetch(wanted + u / 4 * kLine);
-        step();
-        step();
-        step();
-        step();
+        const int64_t line = u / kStepsTogether * kLine;
+        if (line < R * 2 * N) __builtin_prefetch(wanted + line);
+#pragma GCC unroll 4
+        for (int i = 0; i < kStepsTogether; ++i) step();
     }
     for (; u < units; ++u) step();
     if (Fetches) fetch->wait = wait > 0 ? wait : 0;
@@ -280,12 +279,13 @@ INFINI_INLINE void multiply_tile(int64_t units, const void *a_, const void *b_, 
         }
 }
 
-template <class T, int Exactness, int R>
+/** Whatever was packed: the kernel knows its units alone. */
+template <class Unit, int Exactness, int R>
 void gemm_multiply(int64_t units, const void *a, const void *b, const void *in, void *out, GemmFetch *fetch) {
     if (fetch != nullptr)
-        multiply_tile<T, Exactness, R, true>(units, a, b, in, out, fetch);
+        multiply_tile<Unit, Exactness, R, true>(units, a, b, in, out, fetch);
     else
-        multiply_tile<T, Exactness, R, false>(units, a, b, in, out, fetch);
+        multiply_tile<Unit, Exactness, R, false>(units, a, b, in, out, fetch);
 }
 
 /** What became of the sums of one tile of C * N columns, the last N of them n_last: to `part`, or with earlier ones to `sums` or c. */
@@ -537,7 +537,7 @@ void gemm_store(void *c_, int64_t row_stride, int64_t col_stride, const void *su
 
 template <class T, int Exactness, int R>
 constexpr void fill_multiply(GemmKernel &kernel) {
-    kernel.multiply[Exactness][R] = gemm_multiply<T, Exactness, R>;
+    kernel.multiply[Exactness][R] = gemm_multiply<typename Units<T>::Unit, Exactness, R>;
     if constexpr (R > 1) fill_multiply<T, Exactness, R - 1>(kernel);
 }
 
@@ -586,11 +586,4 @@ constexpr GemmKernel gemm_kernel() {
             kernel.columns[kExact][r] = kernel.columns[kFast][r];
         }
     return kernel;
-}
-
-constexpr void fill_gemm(KernelTable &t) {
-    t.gemm[INFINI_DTYPE_F16] = gemm_kernel<f16>();
-    t.gemm[INFINI_DTYPE_BF16] = gemm_kernel<bf16>();
-    t.gemm[INFINI_DTYPE_F32] = gemm_kernel<float>();
-    t.gemm[INFINI_DTYPE_F64] = gemm_kernel<double>();
 }

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -53,6 +54,7 @@ struct Isa {
     const char *name;
     const KernelTable *table = nullptr; // null where the build has not got it
     bool (*available)() = nullptr;
+    const GemmKernel *gemm_bf16 = nullptr; // instead of the table's
 };
 
 bool always() { return true; }
@@ -61,7 +63,7 @@ bool always() { return true; }
 constexpr Isa kIsas[] = {
     {"avx512_bf16",
 #if defined(INFINI_WITH_AVX512_BF16)
-     &kKernelsAvx512Bf16, cpu_has_avx512_bf16
+     &kKernelsAvx512, cpu_has_avx512_bf16, &kGemmAvx512Bf16
 #endif
     },
     {"avx512",
@@ -78,27 +80,29 @@ constexpr Isa kIsas[] = {
 };
 
 struct Choice {
-    const KernelTable *table = nullptr;
+    const char *name;
+    KernelTable table;
     char reason[160];
 };
 
 Choice choose() {
     const char *most = secure_getenv("INFINIOP_MAX_ISA");
     const bool capped = most != nullptr && *most != '\0';
-    Choice choice;
-    const KernelTable *best = nullptr;
+    const Isa *best = nullptr, *chosen = nullptr;
     bool reached = !capped, known = false;
     for (const Isa &isa : kIsas) {
         const bool named = capped && strcasecmp(most, isa.name) == 0;
         known = known || named;
         reached = reached || named;
         if (isa.table == nullptr || !isa.available()) continue;
-        if (best == nullptr) best = isa.table;
-        if (reached && choice.table == nullptr) choice.table = isa.table;
+        if (best == nullptr) best = &isa;
+        if (reached && chosen == nullptr) chosen = &isa;
     }
     // also where the variable names none of them: whoever set it wants less, not more
-    if (choice.table == nullptr) choice.table = &kKernelsPortable;
-    if (choice.table == best)
+    if (chosen == nullptr) chosen = std::end(kIsas) - 1;
+    Choice choice{chosen->name, *chosen->table, {}};
+    if (chosen->gemm_bf16 != nullptr) choice.table.gemm[INFINI_DTYPE_BF16] = *chosen->gemm_bf16;
+    if (chosen == best)
         std::snprintf(choice.reason, sizeof choice.reason, "the best of this CPU");
     else
         std::snprintf(choice.reason, sizeof choice.reason, "capped by INFINIOP_MAX_ISA=%.40s%s; this CPU has %s", most,
@@ -106,11 +110,12 @@ Choice choose() {
     return choice;
 }
 
-Lazy<Choice> chosen{choose};
+Lazy<Choice> choice{choose};
 
 } // namespace
 
-const KernelTable &kernels() { return *chosen.get().table; }
-const char *isa_reason() { return chosen.get().reason; }
+const KernelTable &kernels() { return choice.get().table; }
+const char *isa_name() { return choice.get().name; }
+const char *isa_reason() { return choice.get().reason; }
 
 } // namespace infini

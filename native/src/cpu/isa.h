@@ -6,6 +6,8 @@ namespace infini {
 
 /** The kernels of the best instruction set this CPU has and INFINIOP_MAX_ISA allows. */
 const KernelTable &kernels();
+/** Its name. Static. */
+const char *isa_name();
 /** Why these, in a few words. Static. */
 const char *isa_reason();
 

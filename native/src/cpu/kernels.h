@@ -63,12 +63,13 @@ using TransposeTile = void (*)(void *dst, LineOffsets dst_rows, const void *src,
 /** Copies n bytes past the caches. After kernels that write there comes finish_streams(). */
 using StreamRow = void (*)(void *dst, const void *src, int64_t n);
 
-/** Memory that is wanted soon, in runs of equal length. A product fetches it into the second-level cache: as many bytes as it takes
- *  of B, or where it is one of `every` products, its part of them. */
+/** Memory that is wanted soon, in runs of equal length. A product fetches it into the second-level cache: for every four units of
+ *  its own B as many bytes as those took before they were packed, or where it is one of `every` products, its part of them. */
 struct GemmFetch {
     const char *at, *end; // the rest of a run
     int64_t run, stride;  // bytes: of one, and from the beginning of one to that of the next
     int64_t left;         // runs
+    int64_t bytes;        // at a time: of four units of nr columns
     int64_t every, wait;  // wait: steps of the kernel until it goes on; 0: it does not
 };
 
@@ -141,7 +142,6 @@ struct CeilingKernels {
 };
 
 struct KernelTable {
-    const char *name;
     BinaryRows binary[kBinaryOpCount][kDtypeCount]; // by dtype; null where the operator does not take it
     BinaryRows binary_stream[kBinaryOpCount]
                             [kDtypeCount]; // c past the caches; c is not a or b, and aligned to its elements
@@ -158,7 +158,7 @@ extern const KernelTable kKernelsPortable;
 #if defined(__x86_64__)
 extern const KernelTable kKernelsAvx2;
 extern const KernelTable kKernelsAvx512;
-extern const KernelTable kKernelsAvx512Bf16;
+extern const GemmKernel kGemmAvx512Bf16; // of BF16: all else is as in kKernelsAvx512
 #endif
 
 } // namespace infini

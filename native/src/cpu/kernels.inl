@@ -1,34 +1,8 @@
 /* One instruction set's kernels. Everything but the table has internal linkage. */
-#define INFINI_STRINGIFY_(x) #x
-#define INFINI_STRINGIFY(x) INFINI_STRINGIFY_(x)
-
 namespace infini {
 namespace {
 
-struct f16 {
-    uint16_t bits;
-};
-struct bf16 {
-    uint16_t bits;
-};
-struct pair { // of BF16, the first in the lower half
-    uint32_t bits;
-};
-struct u128 {
-    uint64_t lo, hi;
-};
-
-#include "cpu/half.inl"
-#include "cpu/vec_before.inl"
-#if defined(__AVX512F__)
-#include "cpu/vec_avx512.inl"
-#elif defined(__AVX2__)
-#include "cpu/vec_avx2.inl"
-#else
-#include "cpu/vec_portable.inl"
-#endif
-#include "cpu/vec_common.inl"
-#include "cpu/block.inl"
+#include "cpu/vectors.inl"
 
 #include "cpu/copy.inl"
 #include "cpu/binary.inl"
@@ -39,7 +13,6 @@ struct u128 {
 
 constexpr KernelTable make_table() {
     KernelTable t{};
-    t.name = INFINI_STRINGIFY(INFINI_ISA);
 #define INFINI_FILL_BINARY(ID, name, Name)                   \
     fill_binary<Name, false>(t.binary[kBinary##Name]);       \
     fill_binary<Name, true>(t.binary_stream[kBinary##Name]); \
@@ -48,7 +21,10 @@ constexpr KernelTable make_table() {
 #undef INFINI_FILL_BINARY
     fill_norm(t);
     fill_copy(t);
-    fill_gemm(t);
+    t.gemm[INFINI_DTYPE_F16] = gemm_kernel<f16>();
+    t.gemm[INFINI_DTYPE_BF16] = gemm_kernel<bf16>();
+    t.gemm[INFINI_DTYPE_F32] = gemm_kernel<float>();
+    t.gemm[INFINI_DTYPE_F64] = gemm_kernel<double>();
     fill_ceilings(t);
     return t;
 }

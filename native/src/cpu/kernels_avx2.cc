@@ -3,6 +3,5 @@
 
 #include "cpu/kernels.h"
 
-#define INFINI_ISA avx2
 #define INFINI_ISA_TABLE kKernelsAvx2
 #include "cpu/kernels.inl"

@@ -3,6 +3,5 @@
 
 #include "cpu/kernels.h"
 
-#define INFINI_ISA avx512
 #define INFINI_ISA_TABLE kKernelsAvx512
 #include "cpu/kernels.inl"

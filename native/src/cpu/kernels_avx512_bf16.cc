@@ -1,8 +1,18 @@
-/* Kernels for x86-64 CPUs with AVX-512 F, BW, DQ, VL and BF16. The build compiles this file alone for them. */
+/* What x86-64 CPUs with AVX-512 BF16 do otherwise than by kKernelsAvx512: the products of BF16. The build compiles this file alone
+ * for them. */
 #include <immintrin.h>
 
 #include "cpu/kernels.h"
 
-#define INFINI_ISA avx512_bf16
-#define INFINI_ISA_TABLE kKernelsAvx512Bf16
-#include "cpu/kernels.inl"
+namespace infini {
+namespace {
+
+#include "cpu/vectors.inl"
+
+#include "cpu/gemm.inl"
+
+} // namespace
+
+constexpr GemmKernel kGemmAvx512Bf16 = gemm_kernel<bf16>();
+
+} // namespace infini

@@ -5,6 +5,5 @@
 
 #include "cpu/kernels.h"
 
-#define INFINI_ISA portable
 #define INFINI_ISA_TABLE kKernelsPortable
 #include "cpu/kernels.inl"

@@ -42,7 +42,7 @@ INFINI_EXPORT(infiniopGetNumThreads, (int *n), {
 
 INFINI_EXPORT(infiniopGetCpuIsa, (const char **name), {
     if (name == nullptr) return fail(INFINI_STATUS_NULL_POINTER, "%s: name is NULL", fn);
-    *name = kernels().name;
+    *name = isa_name();
     return INFINI_STATUS_SUCCESS;
 })
 
