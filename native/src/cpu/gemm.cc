@@ -48,6 +48,7 @@ constexpr int64_t kInPlaceFewRowsRun =
  * rows of B are so far apart that they meet in a few of its sets. */
 constexpr int64_t kInPlaceNearB = 256 * 1024;
 constexpr int64_t kInPlaceStep = 32;
+constexpr int64_t kColumnsNearB = 512 * 1024; // bytes of B up to which its columns need no fetching
 constexpr int64_t kInPlaceCrowdedEvery = 4096;
 constexpr int64_t kStreamRun = 16 * 1024;   // bytes of a row of sums
 constexpr int64_t kStreamRowsUncrowded = 4; // from more rows on, short steps are faster
@@ -480,11 +481,17 @@ struct InPlace final : Way {
         char *sums;
     };
 
-    /** What the kernels fetch while they multiply a group of rows, where rows of B are contiguous. */
+    /** What the kernels fetch while they multiply a group of rows. */
     void fetch_ahead(const Run &r, const Task &t, int64_t k0, int64_t group, int64_t groups, GemmInPlace &g) const {
         g.ahead = g.b;
         g.ahead_every = 0;
-        if (!by_rows || streams) return;
+        if (!by_rows) {
+            g.ahead_every = n > kColumnsNearB / size / k;
+            g.ahead = k0 + kBlockK < k ? at_b(r.b, k0 + kBlockK, t.j0)
+                                       : at_b(r.b, 0, std::min(t.j0 + r.threads * task_n, n - 1));
+            return;
+        }
+        if (streams) return;
         if (m > kInPlaceFewRows) { // the columns beside, which the other rows find in the cache
             if (group > 0) return;
             g.ahead = at_b(r.b, k0, t.j0 + 2 * nr);

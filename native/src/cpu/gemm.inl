@@ -462,46 +462,80 @@ int gemm_streams(const GemmInPlace &g) {
     return least.exponent();
 }
 
-/** Columns of B that are contiguous in k: N x N blocks are transposed in registers and used at once. */
-template <class T, int Exactness, int R>
-int gemm_columns(const GemmInPlace &g) {
+/** Fetches what lies ahead in columns, `Each` elements at a time: as memory likes it, one run of a K block after the other. */
+template <class T, int64_t Each>
+class FetchColumns {
+public:
+    INFINI_INLINE FetchColumns(const GemmInPlace &g, int64_t j)
+        : at_(g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead) + j * g.b_stride), stride_(g.b_stride) {}
+    INFINI_INLINE void some() {
+        if (at_ == nullptr) return;
+        constexpr int64_t kRun = 256, kLine = 64 / sizeof(T);
+        if constexpr (Each >= kRun) {
+#pragma GCC unroll 4
+            for (int64_t run = 0; run < Each; run += kRun, at_ += stride_)
+#pragma GCC unroll 32
+                for (int64_t i = 0; i < kRun; i += kLine) __builtin_prefetch(at_ + i, 0, 2);
+        } else {
+#pragma GCC unroll 32
+            for (int64_t i = 0; i < Each; i += kLine) __builtin_prefetch(at_ + done_ + i, 0, 2);
+            done_ += Each;
+            if (done_ == kRun) {
+                done_ = 0;
+                at_ += stride_;
+            }
+        }
+    }
+
+private:
+    const T *at_;
+    const int64_t stride_;
+    int64_t done_ = 0;
+};
+
+/** N columns of B, contiguous in k, or the first n < N: N x N blocks are transposed in registers and used at once. */
+template <class T, int Exactness, int R, bool Whole>
+INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, typename Units<T>::Least &least) {
     using U = Units<T>;
     using V = typename U::Sums;
     constexpr int N = V::N;
-    constexpr int64_t kBlock = int64_t{N} * U::kDepth, kAhead = 1024 / sizeof(T);
-    const auto *a_rows = static_cast<const typename U::Unit *>(g.a);
-    typename U::Least least;
-    for (int64_t j = 0; j < g.n; j += N) {
-        const int64_t n = g.n - j < N ? g.n - j : N;
-        const T *b = static_cast<const T *>(g.b) + j * g.b_stride;
-        V sums[R][1];
+    constexpr int64_t kBlock = int64_t{N} * U::kDepth;
+    const T *b = static_cast<const T *>(g.b) + j * g.b_stride;
+    const auto *a = static_cast<const typename U::Unit *>(g.a);
+    FetchColumns<T, N * kBlock> fetch(g, j);
+    V sums[R][1];
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) sums[r][0] = zero(V{});
-        const auto *a = a_rows;
-        const auto block = [&](int64_t left, int64_t units) {
-            V x[N];
+    for (int r = 0; r < R; ++r) sums[r][0] = zero(V{});
+    const auto block = [&](int64_t left) INFINI_INLINE_LAMBDA {
+        V x[N];
+        fetch.some();
 #pragma GCC unroll 16
-            for (int i = 0; i < N; ++i) {
-                __builtin_prefetch(b + i * g.b_stride + kAhead, 0, 2);
-                x[i] = i < n ? U::along_k(b + i * g.b_stride, left, least) : zero(V{});
-            }
-            transpose(x);
+        for (int i = 0; i < N; ++i) x[i] = Whole || i < n ? U::along_k(b + i * g.b_stride, left, least) : zero(V{});
+        transpose(x);
 #pragma GCC unroll 16
-            for (int u = 0; u < N; ++u) {
-                if (u >= units) break;
+        for (int u = 0; u < N; ++u) {
+            if (u * U::kDepth >= left) break;
 #pragma GCC unroll 16
-                for (int r = 0; r < R; ++r)
-                    sums[r][0] =
-                        multiply_add<Exactness>(broadcast(a[r * g.a_row + u * g.a_unit]), U::vector(x[u]), sums[r][0]);
-            }
-            b += kBlock;
-            a += N * g.a_unit;
-        };
-        int64_t k = 0;
-        for (; k + kBlock <= g.kc; k += kBlock) block(kBlock, N);
-        if (k < g.kc) block(g.kc - k, (g.kc - k + U::kDepth - 1) / U::kDepth);
-        finish_in_place<T, R, 1>(g, j, n, sums);
-    }
+            for (int r = 0; r < R; ++r)
+                sums[r][0] =
+                    multiply_add<Exactness>(broadcast(a[r * g.a_row + u * g.a_unit]), U::vector(x[u]), sums[r][0]);
+        }
+        b += kBlock;
+        a += N * g.a_unit;
+    };
+    int64_t k = 0;
+    for (; k + kBlock <= g.kc; k += kBlock) block(kBlock);
+    if (k < g.kc) block(g.kc - k);
+    finish_in_place<T, R, 1>(g, j, n, sums);
+}
+
+template <class T, int Exactness, int R>
+int gemm_columns(const GemmInPlace &g) {
+    constexpr int N = Units<T>::Sums::N;
+    typename Units<T>::Least least;
+    int64_t j = 0;
+    for (; j + N <= g.n; j += N) columns_tile<T, Exactness, R, true>(g, j, N, least);
+    if (j < g.n) columns_tile<T, Exactness, R, false>(g, j, g.n - j, least);
     return least.exponent();
 }
 
