@@ -462,37 +462,6 @@ int gemm_streams(const GemmInPlace &g) {
     return least.exponent();
 }
 
-/** Fetches what lies ahead in columns, `Each` elements at a time: as memory likes it, one run of a K block after the other. */
-template <class T, int64_t Each>
-class FetchColumns {
-public:
-    INFINI_INLINE FetchColumns(const GemmInPlace &g, int64_t j)
-        : at_(g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead) + j * g.b_stride), stride_(g.b_stride) {}
-    INFINI_INLINE void some() {
-        if (at_ == nullptr) return;
-        constexpr int64_t kRun = 256, kLine = 64 / sizeof(T);
-        if constexpr (Each >= kRun) {
-#pragma GCC unroll 4
-            for (int64_t run = 0; run < Each; run += kRun, at_ += stride_)
-#pragma GCC unroll 32
-                for (int64_t i = 0; i < kRun; i += kLine) __builtin_prefetch(at_ + i, 0, 2);
-        } else {
-#pragma GCC unroll 32
-            for (int64_t i = 0; i < Each; i += kLine) __builtin_prefetch(at_ + done_ + i, 0, 2);
-            done_ += Each;
-            if (done_ == kRun) {
-                done_ = 0;
-                at_ += stride_;
-            }
-        }
-    }
-
-private:
-    const T *at_;
-    const int64_t stride_;
-    int64_t done_ = 0;
-};
-
 /** N columns of B, contiguous in k, or the first n < N: N x N blocks are transposed in registers and used at once. */
 template <class T, int Exactness, int R, bool Whole>
 INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, typename Units<T>::Least &least) {
@@ -502,13 +471,17 @@ INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, type
     constexpr int64_t kBlock = int64_t{N} * U::kDepth;
     const T *b = static_cast<const T *>(g.b) + j * g.b_stride;
     const auto *a = static_cast<const typename U::Unit *>(g.a);
-    FetchColumns<T, N * kBlock> fetch(g, j);
+    const T *ahead = g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead) + j * g.b_stride;
     V sums[R][1];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) sums[r][0] = zero(V{});
     const auto block = [&](int64_t left) INFINI_INLINE_LAMBDA {
         V x[N];
-        fetch.some();
+        if (ahead != nullptr) {
+#pragma GCC unroll 16
+            for (int i = 0; i < N; ++i) __builtin_prefetch(ahead + i * g.b_stride, 0, 2);
+            ahead += kBlock;
+        }
 #pragma GCC unroll 16
         for (int i = 0; i < N; ++i) x[i] = Whole || i < n ? U::along_k(b + i * g.b_stride, left, least) : zero(V{});
         transpose(x);

@@ -94,7 +94,7 @@ struct GemmInPlace {
     void *part; // like sums, of this K block: up to here where it does not end, and from before where it does not begin
     bool begins, ends;
     const void *ahead;   // of B, to be fetched meanwhile: by the kernels of `rows` a row in so many steps, by those of
-    int64_t ahead_every; // `columns` as many as are multiplied, a K block of each; nothing if that is 0
+    int64_t ahead_every; // `columns` as much as they multiply; nothing if that is 0
     void *c;             // where the result goes, its columns contiguous; null: to sums
     int64_t c_row;
     float alpha, beta; // of c
