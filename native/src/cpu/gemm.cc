@@ -38,8 +38,8 @@ constexpr int64_t kLine = 64;
 constexpr int64_t kInPlaceRun = 2048; // bytes of a row of B in one task
 constexpr int64_t kInPlaceTaskRows = 96;
 constexpr int64_t kInPlaceFarRows =
-    16 * 1024;                             // bytes between rows of B: with each in pages of its own, packing pays from
-constexpr int64_t kInPlaceManyRows = 1024; // so many rows of A on
+    16 * 1024;                            // bytes between rows of B: with each in pages of its own, packing pays from
+constexpr int64_t kInPlaceManyRows = 512; // so many rows of A on
 constexpr int64_t kInPlaceFewRows = 32;
 constexpr int64_t kInPlaceFewRowsRun =
     1024; // so that the next K block, on its way from memory, has room beside this one
@@ -395,6 +395,7 @@ struct InPlace final : Way {
     bool by_rows;           // which dimension of B is contiguous
     bool packs_a;           // it must be converted
     bool streams;           // by long runs of a few of its rows
+    bool fetches;           // columns of B that come from far away
     int64_t step;           // rows of B that are multiplied before the next ones
     int64_t task_m, task_n; // rows and columns of C in a task
     int64_t tasks_m, tasks_n;
@@ -424,6 +425,7 @@ struct InPlace final : Way {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         task_m = std::min(m, kInPlaceTaskRows);
         streams = by_rows && may_stream(*this);
+        fetches = !by_rows && n > kColumnsNearB / size / k;
         const bool short_steps = by_rows && !streams && m <= kInPlaceFewRows && far_b(*this);
         step = short_steps ? kInPlaceStep : kBlockK;
         const bool one_group = m <= kernel.in_place_rows; // has no use for B in the cache once it is multiplied
@@ -486,7 +488,7 @@ struct InPlace final : Way {
         g.ahead = g.b;
         g.ahead_every = 0;
         if (!by_rows) {
-            g.ahead_every = n > kColumnsNearB / size / k;
+            g.ahead_every = fetches;
             g.ahead = k0 + kBlockK < k ? at_b(r.b, k0 + kBlockK, t.j0)
                                        : at_b(r.b, 0, std::min(t.j0 + r.threads * task_n, n - 1));
             return;
@@ -507,7 +509,9 @@ struct InPlace final : Way {
                                                  : by_rows ? kernel.rows[exactness]
                                                            : kernel.columns[exactness];
         int least = kLeastOfNothing;
-        const int64_t groups = streams ? 1 : ceil_div(t.m, kernel.in_place_rows);
+        // As equal as can be. A task has few rows, and dividing large numbers takes longer.
+        const int groups = streams ? 1 : static_cast<int>(t.m + kernel.in_place_rows - 1) / kernel.in_place_rows;
+        const int low = static_cast<int>(t.m) / groups, taller = static_cast<int>(t.m) % groups;
         for (int64_t k0 = 0; k0 < k; k0 += step) {
             const bool last = k0 + step >= k;
             GemmInPlace g;
@@ -524,8 +528,9 @@ struct InPlace final : Way {
             g.c_row = c.row;
             g.alpha = r.alpha;
             g.beta = r.beta;
-            for (int64_t group = 0; group < groups; ++group) { // as equal as can be
-                const int64_t i = t.m * group / groups, rows = t.m * (group + 1) / groups - i;
+            int64_t i = 0;
+            for (int group = 0; group < groups; ++group) {
+                const int rows = low + (group < taller);
                 fetch_ahead(r, t, k0, group, groups, g);
                 g.a = packs_a ? r.workspace + (k0 / kernel.unit_k * m + t.i0 + i) * kernel.acc_size
                               : at_a(r.a, t.i0 + i, k0);
@@ -534,6 +539,7 @@ struct InPlace final : Way {
                 g.part = bytes_part == 0 ? nullptr : t.sums + bytes_sums + sums;
                 g.c = last && to_c ? at_c(r.c, t.i0 + i, t.j0) : nullptr;
                 least = std::min(least, kernels[rows](g));
+                i += rows;
             }
         }
         return least;

@@ -295,29 +295,36 @@ INFINI_INLINE void finish_in_place(const GemmInPlace &g, int64_t j, int64_t n_la
     using V = typename Units<T>::Sums;
     using Acc = typename V::Scalar;
     constexpr int N = V::N;
+    const auto each = [](auto &&what) INFINI_INLINE_LAMBDA {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+            for (int c = 0; c < C; ++c) what(r, c);
+    };
+    // Read once: for all the compiler knows, what is stored may be g.
+    const int64_t ld = g.ld, c_row = g.c_row;
+    if (!g.ends) {
+        Acc *const part = static_cast<Acc *>(g.part) + j;
+        return each([&](int r, int c) INFINI_INLINE_LAMBDA { store(part + r * ld + c * N, sums[r][c]); });
+    }
+    Acc *const earlier = g.add || g.c == nullptr ? static_cast<Acc *>(g.sums) + j : nullptr;
+    const bool add = g.add;
+    const auto total = [&](int r, int c) INFINI_INLINE_LAMBDA {
+        return add ? load(earlier + r * ld + c * N) + sums[r][c] : sums[r][c];
+    };
+    if (g.c == nullptr)
+        return each([&](int r, int c) INFINI_INLINE_LAMBDA { store(earlier + r * ld + c * N, total(r, c)); });
+    T *const to = static_cast<T *>(g.c) + j;
     const V alpha = broadcast(static_cast<Acc>(g.alpha)), beta = broadcast(static_cast<Acc>(g.beta));
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-        for (int c = 0; c < C; ++c) {
-            const int64_t index = r * g.ld + j + c * N;
-            if (!g.ends) {
-                store(static_cast<Acc *>(g.part) + index, sums[r][c]);
-                continue;
-            }
-            Acc *at = static_cast<Acc *>(g.sums) + index;
-            const V total = g.add ? load(at) + sums[r][c] : sums[r][c];
-            if (g.c == nullptr) {
-                store(at, total);
-                continue;
-            }
-            T *to = static_cast<T *>(g.c) + r * g.c_row + j + c * N;
-            const V product = alpha * total;
-            if (c < C - 1 || n_last == N)
-                store(to, g.beta == 0 ? product : fma(beta, load(to), product));
-            else
-                store_n(to, g.beta == 0 ? product : fma(beta, load_n(to, n_last), product), n_last);
-        }
+    const bool reads = g.beta != 0;
+    each([&](int r, int c) INFINI_INLINE_LAMBDA {
+        T *const at = to + r * c_row + c * N;
+        const V product = alpha * total(r, c);
+        if (c < C - 1 || n_last == N)
+            store(at, reads ? fma(beta, load(at), product) : product);
+        else
+            store_n(at, reads ? fma(beta, load_n(at, n_last), product) : product, n_last);
+    });
 }
 
 /** One tile of R rows and C * N columns, or of n_last < N columns if C is 1. */
@@ -329,12 +336,12 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
     const auto *a = static_cast<const typename U::Unit *>(g.a);
     const T *b = static_cast<const T *>(g.b) + j;
     const int64_t stride = g.b_stride;
-    const auto *part = static_cast<const typename V::Scalar *>(g.part) + j;
+    const auto *part = g.begins ? nullptr : static_cast<const typename V::Scalar *>(g.part) + j;
     V sums[R][C];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
-        for (int c = 0; c < C; ++c) sums[r][c] = g.begins ? zero(V{}) : load(part + r * g.ld + c * N);
+        for (int c = 0; c < C; ++c) sums[r][c] = part == nullptr ? zero(V{}) : load(part + r * g.ld + c * N);
     const T *ahead = static_cast<const T *>(g.ahead) + j;
     int64_t wait = g.ahead_every;
     const auto step = [&](bool pairs_up) {
