@@ -106,41 +106,61 @@ INFINI_INLINE VF multiply_add(VP a, VP b, VF sum) {
 
 /* ---- packing ----------------------------------------------------------------------------------------------------------- */
 
-/** One panel from rows of src that are contiguous in k: N x N blocks are transposed in registers. Stores are of whole vectors
- *  where the panel goes on, for masked ones are slow: what they write too much is written again, in ascending k and descending
- *  w. */
+/** N rows of src that are contiguous in k, `rows` of which there are, transposed in registers: `left` elements of k, as `depth`
+ *  units to lanes of a panel. Stores are of whole vectors up to to[room], for masked ones are slow. `Whole`: all rows, a block. */
+template <class T, bool Whole>
+INFINI_INLINE void pack_block(typename Units<T>::Sums::Scalar *to, int64_t width, const T *src, int64_t stride,
+                              int64_t rows, int64_t left, int64_t depth, int64_t lanes, int64_t room,
+                              typename Units<T>::Least &least) {
+    using U = Units<T>;
+    using V = typename U::Sums;
+    constexpr int N = V::N;
+    constexpr int64_t kAhead = 1024 / sizeof(T); // these are more streams than the hardware follows
+    V x[N];
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) {
+        const T *from = src + i * stride;
+        __builtin_prefetch(from + kAhead, 0, 2);
+        x[i] = Whole || i < rows ? U::along_k(from, Whole ? int64_t{N} * U::kDepth : left, least) : zero(V{});
+    }
+    transpose(x);
+    if (Whole) {
+#pragma GCC unroll 16
+        for (int i = 0; i < N; ++i) store(to + i * width, x[i]);
+    } else {
+        for (int64_t i = 0, at = 0; i < depth; ++i, at += width)
+            at + N <= room ? store(to + at, x[i]) : store_n(to + at, x[i], lanes);
+    }
+}
+template <class T>
+INFINI_CALLED void pack_part(typename Units<T>::Sums::Scalar *to, int64_t width, const T *src, int64_t stride,
+                             int64_t rows, int64_t left, int64_t depth, int64_t lanes, int64_t room,
+                             typename Units<T>::Least &least) {
+    pack_block<T, false>(to, width, src, stride, rows, left, depth, lanes, room, least);
+}
+
+/** One panel from rows of src that are contiguous in k. What is written too much is written again, in ascending k and descending w. */
 template <class T>
 INFINI_INLINE void pack_transposed(typename Units<T>::Unit *panel_, const T *src, int64_t stride_w, int64_t valid,
                                    int64_t width, int64_t kc, typename Units<T>::Least &least) {
     using U = Units<T>;
     using V = typename U::Sums;
     constexpr int N = V::N;
-    constexpr int64_t kBlock = int64_t{N} * U::kDepth; // elements of k
-    constexpr int64_t kAhead = 1024 / sizeof(T);       // these are more streams than the hardware follows
+    constexpr int64_t kBlock = int64_t{N} * U::kDepth;                  // elements of k
     auto *const panel = reinterpret_cast<typename V::Scalar *>(panel_); // bits are moved, whatever they are
     const int64_t end = (kc + U::kDepth - 1) / U::kDepth * width;
     for (int64_t w = (width - 1) / N * N; w >= 0; w -= N) {
-        const int64_t lanes = width - w < N ? width - w : N;
-        const T *rows = src + w * stride_w;
+        const int64_t rows = valid - w, lanes = width - w < N ? width - w : N;
         for (int64_t k = 0; k < kc; k += kBlock) {
-            const int64_t depth = kc - k < kBlock ? (kc - k + U::kDepth - 1) / U::kDepth : N; // units
-            V x[N];
-#pragma GCC unroll 16
-            for (int i = 0; i < N; ++i) {
-                const T *from = rows + i * stride_w + k;
-                __builtin_prefetch(from + kAhead, 0, 2);
-                x[i] = w + i >= valid ? zero(V{}) : U::along_k(from, kc - k, least);
-            }
-            transpose(x);
-            typename V::Scalar *to = panel + k / U::kDepth * width + w;
-            const int64_t room = end - (k / U::kDepth * width + w); // up to the end of the panel
-            if (depth == N && (N - 1) * width + N <= room) {
-#pragma GCC unroll 16
-                for (int i = 0; i < N; ++i) store(to + i * width, x[i]);
-            } else {
-                for (int64_t i = 0, at = 0; i < depth; ++i, at += width)
-                    at + N <= room ? store(to + at, x[i]) : store_n(to + at, x[i], lanes);
-            }
+            // Else there would be a pointer to each of the rows, in memory.
+            const T *from = opaque(src + w * stride_w + k);
+            const int64_t stride = opaque(stride_w), step = opaque(width), left = kc - k;
+            const int64_t at = k / U::kDepth * width + w, room = end - at;
+            if (rows >= N && left >= kBlock && (N - 1) * width + N <= room)
+                pack_block<T, true>(panel + at, step, from, stride, N, kBlock, N, lanes, room, least);
+            else
+                pack_part(panel + at, step, from, stride, rows, left,
+                          left < kBlock ? (left + U::kDepth - 1) / U::kDepth : N, lanes, room, least);
         }
     }
 }

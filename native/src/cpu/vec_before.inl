@@ -8,6 +8,12 @@
 #else
 #define INFINI_CALLED __attribute__((noinline, noclone))
 #endif
+/** x, of which the compiler knows nothing: it cannot keep each of its multiples in a register, and then in memory. */
+template <class T>
+INFINI_INLINE T opaque(T x) {
+    __asm__("" : "+r"(x));
+    return x;
+}
 /** Before a loop: its iterations do not depend on each other. */
 #if defined(__clang__)
 #define INFINI_NO_DEPENDENCIES _Pragma("clang loop vectorize(assume_safety)")
