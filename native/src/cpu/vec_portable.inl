@@ -41,17 +41,43 @@ INFINI_INLINE VD operator*(VD a, VD b) { return {a.v * b.v}; }
 INFINI_INLINE VF fma(VF a, VF b, VF c) { return {a.v * b.v + c.v}; }
 INFINI_INLINE VD fma(VD a, VD b, VD c) { return {a.v * b.v + c.v}; }
 
+/* Halves: what half.inl does with one number, with four. */
+typedef uint32_t Bits __attribute__((vector_size(16)));
+INFINI_INLINE VF::Vector floats_of(Bits x) { return reinterpret_cast<VF::Vector>(x); }
+INFINI_INLINE Bits bits_of(VF::Vector x) { return reinterpret_cast<Bits>(x); }
+/** All bits of the lanes where a < b, both below 2^31. */
+INFINI_INLINE Bits below(Bits a, uint32_t b) {
+    typedef int32_t Signed __attribute__((vector_size(16)));
+    return reinterpret_cast<Bits>(reinterpret_cast<Signed>(a) < static_cast<int32_t>(b));
+}
+INFINI_INLINE Bits select(Bits where, Bits x, Bits otherwise) { return (x & where) | (otherwise & ~where); }
+template <class T>
+INFINI_INLINE Bits load_bits(const T *p) {
+    return Bits{p[0].bits, p[1].bits, p[2].bits, p[3].bits};
+}
+template <class T>
+INFINI_INLINE void store_bits(T *p, Bits x) {
+    for (int i = 0; i < VF::N; ++i) p[i].bits = static_cast<uint16_t>(x[i]);
+}
+
 INFINI_INLINE VF load(const f16 *p) {
-    return {VF::Vector{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}};
+    const Bits x = load_bits(p), magnitude = (x & 0x7fffu) << 13;
+    const Bits scaled = bits_of(floats_of(magnitude) * 0x1p112f), special = ~below(magnitude, 0x7c00u << 13);
+    return {floats_of((x & 0x8000u) << 16 | scaled | (special & 0x7f800000u))};
 }
-INFINI_INLINE VF load(const bf16 *p) {
-    return {VF::Vector{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}};
-}
-INFINI_INLINE void store(f16 *p, VF x) {
-    for (int i = 0; i < VF::N; ++i) p[i] = to_f16(x.v[i]);
+INFINI_INLINE VF load(const bf16 *p) { return {floats_of(load_bits(p) << 16)}; }
+INFINI_CALLED void store(f16 *p, VF x) {
+    const Bits u = bits_of(x.v), sign = u >> 16 & 0x8000u, magnitude = u & 0x7fffffffu;
+    const Bits subnormal = bits_of(floats_of(magnitude) + 0.5f) - 0x3f000000u;
+    const Bits normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+    const Bits nan = 0x7e00u | (magnitude >> 13 & 0x1ffu), infinity = Bits{} + 0x7c00u;
+    const Bits finite = select(below(magnitude, 0x38800000u), subnormal, normal);
+    const Bits large = select(below(magnitude, 0x7f800001u), infinity, nan);
+    store_bits(p, sign | select(below(magnitude, 0x477ff000u), finite, large));
 }
 INFINI_INLINE void store(bf16 *p, VF x) {
-    for (int i = 0; i < VF::N; ++i) p[i] = to_bf16(x.v[i]);
+    const Bits u = bits_of(x.v), rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+    store_bits(p, select(below(u & 0x7fffffffu, 0x7f800001u), rounded, u >> 16 | 0x40u));
 }
 
 template <class T, class V = Vec<T>>
