@@ -158,6 +158,12 @@ def bits(x: Array) -> Array:
     return np.ascontiguousarray(x).reshape(-1).view(f"u{min(8, x.dtype.itemsize)}")
 
 
+def assert_same_words(got: Array, expected: Array, what: str) -> None:
+    """Equal shape and elements. NumPy says what differs, and takes ten times as long where nothing does."""
+    if not np.array_equal(got, expected):
+        np.testing.assert_array_equal(got, expected, what)
+
+
 def _mprotect(address: int, size: int, protection: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), protection) != 0:
@@ -228,9 +234,7 @@ class Guarded:
             _mprotect(self._bytes.__array_interface__["data"][0], len(self._bytes), _PROT_READ)
 
     def assert_unchanged(self, name: str) -> None:
-        np.testing.assert_array_equal(
-            self._words, self._sealed, err_msg=f"{name} is an input and was written to"
-        )
+        assert_same_words(self._words, self._sealed, f"{name} is an input and was written to")
 
     def assert_guards_intact(self, name: str) -> None:
         hit = np.flatnonzero(self._outside & (self._words != self._guard))

@@ -1,6 +1,6 @@
 /* Vectors of 4 floats and 2 doubles, in the compiler's own vector types: SSE2 on x86-64, NEON on aarch64. */
 constexpr int kGemmRows = 4; // 8 sums, 2 of B, 1 of A: fits the 16 registers of SSE2
-constexpr bool kSmallL2 = true;
+constexpr bool kSmallL2 = false;
 constexpr int kInPlaceMaxRows = 4;
 constexpr int kHeldWeights = 8; // vectors of them that rows of add_rms_norm share
 
