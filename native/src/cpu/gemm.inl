@@ -308,43 +308,62 @@ void gemm_multiply(int64_t units, const void *a, const void *b, const void *in, 
         multiply_tile<Unit, Exactness, R, false>(units, a, b, in, out, fetch);
 }
 
-/** What became of the sums of one tile of C * N columns, the last N of them n_last: to `part`, or with earlier ones to `sums` or c. */
+/** What becomes of a tile's sums where that is more than one store of each: rows x cols vectors, the last of a row n_last long. */
+template <class T>
+INFINI_CALLED void finish_sums(const GemmInPlace &g, int64_t j, int64_t n_last, int rows, int cols,
+                               const typename Units<T>::Sums *tile) {
+    using V = typename Units<T>::Sums;
+    using Acc = typename V::Scalar;
+    constexpr int N = V::N;
+    // Read once: for all the compiler knows, what is stored may be g.
+    const int64_t ld = g.ld, c_row = g.c_row;
+    const bool add = g.add, reads = g.beta != 0;
+    const V alpha = broadcast(static_cast<Acc>(g.alpha)), beta = broadcast(static_cast<Acc>(g.beta));
+    if (!g.ends || g.c == nullptr) { // there is room for whole vectors
+        const bool adds = g.ends && add;
+        Acc *to = static_cast<Acc *>(g.ends ? g.sums : g.part) + j;
+        for (; rows > 0; --rows, to += ld)
+            for (int64_t i = 0; i < cols * N; i += N, ++tile) store(to + i, adds ? load(to + i) + *tile : *tile);
+        return;
+    }
+    const Acc *earlier = add ? static_cast<const Acc *>(g.sums) + j : nullptr;
+    T *c = static_cast<T *>(g.c) + j;
+    for (int row = 0; row < rows; ++row)
+        for (int col = 0; col < cols; ++col, ++tile) {
+            const V product = alpha * (add ? load(earlier + row * ld + col * N) + *tile : *tile);
+            T *const to = c + row * c_row + col * N;
+            if (col < cols - 1 || n_last == N)
+                store(to, reads ? fma(beta, load(to), product) : product);
+            else
+                store_n(to, reads ? fma(beta, load_n(to, n_last), product) : product, n_last);
+        }
+}
+
+/** The same for sums that may be all there is to an element of C, as those of a small product. */
 template <class T, int R, int C>
 INFINI_INLINE void finish_in_place(const GemmInPlace &g, int64_t j, int64_t n_last,
                                    const typename Units<T>::Sums (&sums)[R][C]) {
     using V = typename Units<T>::Sums;
-    using Acc = typename V::Scalar;
     constexpr int N = V::N;
-    const auto each = [](auto &&what) INFINI_INLINE_LAMBDA {
+    if (!g.ends || g.add || g.c == nullptr || g.beta != 0) {
+        V tile[R][C];
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
-            for (int c = 0; c < C; ++c) what(r, c);
-    };
-    // Read once: for all the compiler knows, what is stored may be g.
-    const int64_t ld = g.ld, c_row = g.c_row;
-    if (!g.ends) {
-        Acc *const part = static_cast<Acc *>(g.part) + j;
-        return each([&](int r, int c) INFINI_INLINE_LAMBDA { store(part + r * ld + c * N, sums[r][c]); });
+            for (int c = 0; c < C; ++c) tile[r][c] = sums[r][c];
+        return finish_sums<T>(g, j, n_last, R, C, tile[0]);
     }
-    Acc *const earlier = g.add || g.c == nullptr ? static_cast<Acc *>(g.sums) + j : nullptr;
-    const bool add = g.add;
-    const auto total = [&](int r, int c) INFINI_INLINE_LAMBDA {
-        return add ? load(earlier + r * ld + c * N) + sums[r][c] : sums[r][c];
-    };
-    if (g.c == nullptr)
-        return each([&](int r, int c) INFINI_INLINE_LAMBDA { store(earlier + r * ld + c * N, total(r, c)); });
+    // Read once: for all the compiler knows, what is stored may be g.
+    const int64_t c_row = g.c_row;
     T *const to = static_cast<T *>(g.c) + j;
-    const V alpha = broadcast(static_cast<Acc>(g.alpha)), beta = broadcast(static_cast<Acc>(g.beta));
-    const bool reads = g.beta != 0;
-    each([&](int r, int c) INFINI_INLINE_LAMBDA {
-        T *const at = to + r * c_row + c * N;
-        const V product = alpha * total(r, c);
-        if (c < C - 1 || n_last == N)
-            store(at, reads ? fma(beta, load(at), product) : product);
-        else
-            store_n(at, reads ? fma(beta, load_n(at, n_last), product) : product, n_last);
-    });
+    const V alpha = broadcast(static_cast<typename V::Scalar>(g.alpha));
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) {
+            T *const at = to + r * c_row + c * N;
+            c < C - 1 || n_last == N ? store(at, alpha * sums[r][c]) : store_n(at, alpha * sums[r][c], n_last);
+        }
 }
 
 /** One tile of R rows and C * N columns, or of n_last < N columns if C is 1. */
