@@ -457,6 +457,8 @@ def _gemm_sizes() -> Iterator[Case]:
             yield gemm(size, 17, 9, dtype)
             yield gemm(7, size, 18, dtype)
             yield gemm(7, 17, size, dtype)
+            if dtype in ("f16", "bf16") and size > 32:  # so long a K that A and B are packed
+                yield gemm(size, 17, 137, dtype)
         for k in BLOCKS:
             yield gemm(6, 19, k, dtype)
             yield gemm(1, 33, k, dtype, ("C", "C", "T"))

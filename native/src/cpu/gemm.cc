@@ -2,7 +2,7 @@
  *
  *  in place  B is multiplied where it lies, in tasks that need nothing of each other: F32 and F64 where the rows of B and of A are
  *            contiguous, of any size, since a K block of B's part in a task stays in the second-level cache; every dtype
- *            where A has few rows. A is not packed either, unless it must be converted. With a small cache it is by a few rows
+ *            where A has few rows, or both it and K are short. A is not packed either, unless it must be converted. With a small cache it is by a few rows
  *            of B at a time that few rows of A are multiplied, and very few by long runs of them.
  *  columns   so few rows that a K block of A stays in the second-level cache beside B's: A is packed once, as a whole; threads
  *            share the columns of C, and each packs the part of B that it needs: at once, or where B comes from memory while
@@ -41,6 +41,7 @@ constexpr int64_t kInPlaceFarRows =
     16 * 1024;                            // bytes between rows of B: with each in pages of its own, packing pays from
 constexpr int64_t kInPlaceManyRows = 512; // so many rows of A on
 constexpr int64_t kInPlaceFewRows = 32;
+constexpr int64_t kInPlaceShort = 128; // M and K of a product that is over before packing has paid
 constexpr int64_t kInPlaceFewRowsRun =
     1024; // so that the next K block, on its way from memory, has room beside this one
 /* With a smaller second-level cache, see GemmKernel. Half of it; and what few rows of A are multiplied with at a time where there
@@ -406,7 +407,8 @@ struct InPlace final : Way {
         if (g.b.col != 1 || g.n == 1) return g.b.row == 1 && g.m <= g.kernel.in_place_rows && a_fits(g);
         if (may_stream(g)) return a_fits(g);
         // Elements that are converted at each use are worth it for few rows; else B comes from the caches again and again.
-        if (g.m <= kInPlaceFewRows) return a_fits(g) && !(far_b(g) && crowded(g));
+        if (g.m <= kInPlaceFewRows || (converts(g) && std::max(g.m, g.k) <= kInPlaceShort))
+            return a_fits(g) && !(far_b(g) && crowded(g));
         if (far_b(g)) return false;
         const bool far = std::abs(g.b.row) * g.size >= kInPlaceFarRows && g.m >= kInPlaceManyRows;
         return !converts(g) && g.a.col == 1 && !far;
