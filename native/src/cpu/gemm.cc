@@ -49,7 +49,8 @@ constexpr int64_t kInPlaceFewRowsRun =
  * rows of B are so far apart that they meet in a few of its sets. */
 constexpr int64_t kInPlaceNearB = 256 * 1024;
 constexpr int64_t kInPlaceStep = 32;
-constexpr int64_t kColumnsNearB = 512 * 1024; // bytes of B up to which its columns need no fetching
+constexpr int64_t kColumnsNearB = 512 * 1024; // bytes of B up to which its columns need no fetching,
+constexpr int64_t kRowsNearB = 1024 * 1024;   // and the first rows of a task
 constexpr int64_t kInPlaceCrowdedEvery = 4096;
 constexpr int64_t kStreamRun = 16 * 1024;   // bytes of a row of sums
 constexpr int64_t kStreamRowsUncrowded = 4; // from more rows on, short steps are faster
@@ -396,7 +397,7 @@ struct InPlace final : Way {
     bool by_rows;           // which dimension of B is contiguous
     bool packs_a;           // it must be converted
     bool streams;           // by long runs of a few of its rows
-    bool fetches;           // columns of B that come from far away
+    bool fetches;           // B of the tasks that follow, which comes from far away
     int64_t step;           // rows of B that are multiplied before the next ones
     int64_t task_m, task_n; // rows and columns of C in a task
     int64_t tasks_m, tasks_n;
@@ -427,8 +428,8 @@ struct InPlace final : Way {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         task_m = std::min(m, kInPlaceTaskRows);
         streams = by_rows && may_stream(*this);
-        fetches = !by_rows && n > kColumnsNearB / size / k;
         const bool short_steps = by_rows && !streams && m <= kInPlaceFewRows && far_b(*this);
+        fetches = !short_steps && n > (by_rows ? kRowsNearB : kColumnsNearB) / size / k;
         step = short_steps ? kInPlaceStep : kBlockK;
         const bool one_group = m <= kernel.in_place_rows; // has no use for B in the cache once it is multiplied
         int64_t run = (m > kInPlaceFewRows || (short_steps && one_group) ? kInPlaceRun : kInPlaceFewRowsRun) / size;
@@ -502,6 +503,9 @@ struct InPlace final : Way {
             g.ahead_every = 1;
         } else if (k0 + step < k) { // a share of the rows that follow, so that memory is kept busy all the time
             g.ahead = at_b(r.b, k0 + step + g.kc * group / groups, t.j0);
+            g.ahead_every = groups;
+        } else if (const int64_t next = t.j0 + r.threads * task_n; fetches && next < n) { // the next task's, probably
+            g.ahead = at_b(r.b, std::min(step, k) * group / groups, next);
             g.ahead_every = groups;
         }
     }
