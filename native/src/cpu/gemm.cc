@@ -196,7 +196,8 @@ struct Gemm {
     GemmFetch fetch_b(const char *pb, int64_t count, int64_t kc, int64_t passes) const {
         if (b.col != 1 && b.row != 1) return {};
         const int64_t run = (runs_are_rows() ? count : kc) * size, stride = (runs_are_rows() ? b.row : b.col) * size;
-        return {pb, pb + run, run, stride, runs(count, kc), 4 * nr * kernel.unit_k * size, passes, passes};
+        return {pb,     pb + run, run, stride, runs(count, kc), kGemmStepsTogether * nr * kernel.unit_k * size,
+                passes, passes};
     }
     int64_t units(int64_t depth) const { return ceil_div(depth, kernel.unit_k); }
     double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }

@@ -237,8 +237,6 @@ int gemm_pack(void *panels_, int64_t panel_stride, const void *src_, int64_t str
 
 /* ---- products ---------------------------------------------------------------------------------------------------------- */
 
-constexpr int kStepsTogether = 4; // of the register kernel
-
 /** What comes next. Returns how long to wait before that which follows. */
 INFINI_INLINE int64_t fetch_some(GemmFetch &f) {
     const char *const from = f.at;
@@ -281,13 +279,13 @@ INFINI_INLINE void multiply_tile(int64_t units, const void *a_, const void *b_, 
     int64_t u = 0;
     [[maybe_unused]] int64_t wait = Fetches ? fetch->wait : 0;
     constexpr int64_t kLine = 64 / sizeof(Acc);
-    for (; u + kStepsTogether <= units; u += kStepsTogether) {
+    for (; u + kGemmStepsTogether <= units; u += kGemmStepsTogether) {
         if (Fetches && --wait == 0) wait = fetch_some(*fetch);
         // The sums may be far away, and are wanted when the products are done: a cache line of them at a time.
-        const int64_t line = u / kStepsTogether * kLine;
+        const int64_t line = u / kGemmStepsTogether * kLine;
         if (line < R * 2 * N) __builtin_prefetch(wanted + line);
 #pragma GCC unroll 4
-        for (int i = 0; i < kStepsTogether; ++i) step();
+        for (int i = 0; i < kGemmStepsTogether; ++i) step();
     }
     for (; u < units; ++u) step();
     if (Fetches) fetch->wait = wait > 0 ? wait : 0;

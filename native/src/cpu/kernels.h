@@ -69,7 +69,7 @@ struct GemmFetch {
     const char *at, *end; // the rest of a run
     int64_t run, stride;  // bytes: of one, and from the beginning of one to that of the next
     int64_t left;         // runs
-    int64_t bytes;        // at a time: of four units of nr columns
+    int64_t bytes;        // at a time: of kGemmStepsTogether units of nr columns
     int64_t every, wait;  // wait: steps of the kernel until it goes on; 0: it does not
 };
 
@@ -77,8 +77,9 @@ struct GemmFetch {
 using GemmMultiply = void (*)(int64_t units, const void *a_panel, const void *b_panel, const void *in, void *out,
                               GemmFetch *fetch); // null: nothing to fetch
 
-constexpr int kStreamRows = 6;   // most of A for which B is streamed
-constexpr int kGemmMaxRows = 12; // of any instruction set's tile
+constexpr int kGemmStepsTogether = 4; // of the register kernel, after which it may fetch something
+constexpr int kStreamRows = 6;        // most of A for which B is streamed
+constexpr int kGemmMaxRows = 12;      // of any instruction set's tile
 
 /** A few rows of A times kc rows of a B that is read where it lies, in order of k. Strides in elements, those of A in units. */
 struct GemmInPlace {
