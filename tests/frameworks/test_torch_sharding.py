@@ -40,7 +40,7 @@ def torchrun(n: int, *program: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("n", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_block_shared_out(n: int) -> None:
     """Forward and backward, against one process."""
     said = torchrun(n, "-m", "infiniop_py.examples.tensor_parallel")
