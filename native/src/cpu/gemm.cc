@@ -2,8 +2,9 @@
  *
  *  in place  B is multiplied where it lies, in tasks that need nothing of each other: F32 and F64 where the rows of B and of A are
  *            contiguous, of any size, since a K block of B's part in a task stays in the second-level cache; every dtype
- *            where A has few rows, or both it and K are short. A is not packed either, unless it must be converted. With a small cache it is by a few rows
- *            of B at a time that few rows of A are multiplied, and very few by long runs of them.
+ *            where A has few rows, or not many and K is short. A is not packed either, unless it must be converted. With a
+ *            small cache it is by a few rows of B at a time that few rows of A are multiplied, and very few by long runs of
+ *            them.
  *  columns   so few rows that a K block of A stays in the second-level cache beside B's: A is packed once, as a whole; threads
  *            share the columns of C, and each packs the part of B that it needs: at once, or where B comes from memory while
  *            the K block before is multiplied. Between the threads there is nothing to wait for, and no line of B that one
