@@ -66,7 +66,7 @@ ROWS: dict[str, Callable[[cases.Case], bool]] = {
 def check(rows: str) -> None:
     """Runs them without pytest, which takes longer for a row than the row does; prints how many are right.
 
-    With two threads alone: that one gives the same bits is tested beside the best set, too.
+    With two threads alone: reliability/test_determinism.py asks each set for the same bits with any number.
     """
     right = 0
     for name, case in cases.CASES.items():
