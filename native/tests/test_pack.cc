@@ -87,6 +87,11 @@ int main() {
                     for (Layout stride : {Layout{kc + 3, 1}, Layout{1, count + 5}, Layout{2, 2 * count + 1}})
                         test_one(dtype, width, kc, count, stride);
                 }
+        // Long rows of B, which are packed a strip at a time.
+        const int64_t nr = kernel.nr, longest = 4096 / kDtypes[dtype].size;
+        for (int64_t kc : {1, 2, 3, 33})
+            for (int64_t count : {longest / 2 - 1, longest / 2, longest / 2 + nr + 1, longest - nr, longest + nr + 3})
+                test_one(dtype, nr, kc, count, {1, count + 5});
     }
     return check::summary();
 }

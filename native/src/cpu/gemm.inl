@@ -199,37 +199,44 @@ int gemm_pack(void *panels_, int64_t panel_stride, const void *src_, int64_t str
         return least.exponent();
     }
     // A row of src at a time, over all panels: memory is read in its own order. Of short rows the hardware sees too late that
-    // others follow. (A single row may have any stride.)
-    constexpr int64_t kLine = 64 / sizeof(T), kShort = 2048 / sizeof(T), kRowsAhead = 32;
+    // others follow. Long ones would write to more pages at a time than its first-level TLB holds, so they are cut; not those
+    // that are read in pairs, of which there are half as many. (A single row may have any stride.)
+    constexpr int64_t kLine = 64 / sizeof(T), kShort = 2048 / sizeof(T), kStrip = 512 / sizeof(T), kRowsAhead = 32;
     constexpr int kWide = 2 * U::Sums::N; // of a panel of B, and of no other
-    const bool fetch = stride_w == 1 && count < kShort && kc > 1;
-    for (int64_t k = 0; k < kc; k += U::kDepth) {
-        const T *from = src + k * stride_k, *next_k = k + 1 < kc ? from + stride_k : nullptr;
-        auto *to = panels + k / U::kDepth * width;
-        const auto next = [&](int64_t at) { return next_k == nullptr ? nullptr : next_k + at; };
-        int64_t w = 0;
-        if (stride_w == 1 && width == kWide)
-            for (; w + kWide <= count; w += kWide, to += panel_stride) {
-                typename U::Vector x[2];
-                U::across(x, from + w, next(w), least);
-                store(to, x[0]);
-                store(to + kWide / 2, x[1]);
-                if (fetch)
+    const bool wide = stride_w == 1 && width == kWide, cut = wide && U::kDepth == 1 && count >= kShort;
+    const bool fetch = (count < kShort || cut) && kc > 1;
+    const int64_t strip = cut ? kStrip : count;
+    const T *const ahead = src + (cut ? 1 : kRowsAhead) * stride_k;
+    for (int64_t w0 = 0; w0 < count; w0 += strip) {
+        const int64_t end = w0 + strip < count ? w0 + strip : count;
+        for (int64_t k = 0; k < kc; k += U::kDepth) {
+            const T *from = src + k * stride_k, *next_k = k + 1 < kc ? from + stride_k : nullptr;
+            auto *to = panels + w0 / width * panel_stride + k / U::kDepth * width;
+            const auto next = [&](int64_t at) { return next_k == nullptr ? nullptr : next_k + at; };
+            int64_t w = w0;
+            if (wide)
+                for (; w + kWide <= end; w += kWide, to += panel_stride) {
+                    typename U::Vector x[2];
+                    U::across(x, from + w, next(w), least);
+                    store(to, x[0]);
+                    store(to + kWide / 2, x[1]);
+                    if (fetch)
 #pragma GCC unroll 2
-                    for (int64_t d = 0; d < U::kDepth; ++d)
+                        for (int64_t d = 0; d < U::kDepth; ++d)
 #pragma GCC unroll 4
-                        for (int64_t at = 0; at < kWide; at += kLine)
-                            __builtin_prefetch(from + (kRowsAhead + d) * stride_k + w + at, 0, 2);
+                            for (int64_t at = 0; at < kWide; at += kLine)
+                                __builtin_prefetch(ahead + (k + d) * stride_k + w + at, 0, 2);
+                }
+            for (; w < end; w += width, to += panel_stride) {
+                const int64_t valid = end - w < width ? end - w : width;
+                if (stride_w == 1)
+                    pack_across(to, from + w, next(w), valid, (kc - k + U::kDepth - 1) / U::kDepth * width,
+                                least); // written later
+                else
+                    for (int64_t i = 0; i < valid; ++i)
+                        to[i] = U::one(from + (w + i) * stride_w, next((w + i) * stride_w), least);
+                for (int64_t i = valid; i < width; ++i) to[i] = {};
             }
-        for (; w < count; w += width, to += panel_stride) {
-            const int64_t valid = count - w < width ? count - w : width;
-            if (stride_w == 1)
-                pack_across(to, from + w, next(w), valid, (kc - k + U::kDepth - 1) / U::kDepth * width,
-                            least); // written later
-            else
-                for (int64_t i = 0; i < valid; ++i)
-                    to[i] = U::one(from + (w + i) * stride_w, next((w + i) * stride_w), least);
-            for (int64_t i = valid; i < width; ++i) to[i] = {};
         }
     }
     return least.exponent();
