@@ -9,14 +9,14 @@
  *            share the columns of C, and each packs the part of B that it needs: at once, or where B comes from memory while
  *            the K block before is multiplied. Between the threads there is nothing to wait for, and no line of B that one
  *            of them wrote and another reads.
- *  blocked   all else. C is cut into blocks, K into blocks of kBlockK. B is packed into panels of the register tile's width,
+ *  blocked   all else. C is cut into blocks, K into blocks of kBlockUnits. B is packed into panels of the register tile's width,
  *            converted to the type sums are kept in on the way, while the threads are still busy with the block before; each
  *            task packs its own rows of A into its thread's second-level cache.
  *
  *  An epilogue is applied by each task to its part of C as soon as all of K is in it, and while it is in the cache.
  *
  *  Whatever the way, an element of C is the sum over k in ascending order (of units of k, see GemmKernel), one partial sum for
- *  each kBlockK of them: the order depends on K alone, so a row of C has the same bits whatever M, N, the batch or the
+ *  each kBlockUnits of them: the order depends on K alone, so a row of C has the same bits whatever M, N, the batch or the
  *  number of threads are. */
 #include <algorithm>
 #include <atomic>
@@ -31,12 +31,13 @@ namespace infini {
 
 namespace {
 
-constexpr int64_t kBlockK = 256;            // of all ways: it decides the order of sums
+constexpr int64_t kBlockUnits = 256;        // of k, in all ways: it decides the order of sums
 constexpr double kFlopsPerThread = 1 << 20; // fewer are done before a second thread is awake
 constexpr int64_t kLine = 64;
 
 /* In place. A task's K block of B fills half of a second-level cache of 1 MiB, A's part and the sums some more of it. */
 constexpr int64_t kInPlaceRun = 2048; // bytes of a row of B in one task
+constexpr int64_t kInPlaceStep = 256; // rows of B that are multiplied before the next ones
 constexpr int64_t kInPlaceTaskRows = 96;
 constexpr int64_t kInPlaceFarRows =
     16 * 1024;                            // bytes between rows of B: with each in pages of its own, packing pays from
@@ -49,7 +50,7 @@ constexpr int64_t kInPlaceFewRowsRun =
  * is more of B, since the rows that follow, on their way from memory, are to have room beside these. They have none where
  * rows of B are so far apart that they meet in a few of its sets. */
 constexpr int64_t kInPlaceNearB = 256 * 1024;
-constexpr int64_t kInPlaceStep = 32;
+constexpr int64_t kInPlaceShortStep = 32;
 constexpr int64_t kColumnsNearB = 512 * 1024; // bytes of B up to which its columns need no fetching,
 constexpr int64_t kRowsNearB = 1024 * 1024;   // and the first rows of a task
 constexpr int64_t kInPlaceCrowdedEvery = 4096;
@@ -112,7 +113,8 @@ struct Epilogue {
 /** A problem in the form all ways share, for one item of its batch. */
 struct Gemm {
     GemmKernel kernel;
-    int64_t size; // bytes of an element
+    int64_t size;    // bytes of an element
+    int64_t block_k; // kBlockUnits, in elements
     int64_t batch, m, n, k;
     Matrix c, a, b, d; // d: of the epilogue, if there is one
     Epilogue epilogue;
@@ -124,6 +126,7 @@ struct Gemm {
         const InfiniOperand &dc = problem.operands[0], &da = problem.operands[1], &db = problem.operands[2];
         kernel = kernels().gemm[dc.dtype];
         size = kDtypes[dc.dtype].size;
+        block_k = kBlockUnits * kernel.unit_k;
         const auto matrix = [&](const InfiniOperand &x) {
             return Matrix{x.offset * size, x.stride[0], x.stride[1], x.stride[2]};
         };
@@ -202,7 +205,7 @@ struct Gemm {
     }
     int64_t units(int64_t depth) const { return ceil_div(depth, kernel.unit_k); }
     double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
-    int64_t k_blocks() const { return ceil_div(k, kBlockK); }
+    int64_t k_blocks() const { return ceil_div(k, block_k); }
     const char *at_a(const char *pa, int64_t i, int64_t l) const { return pa + (i * a.row + l * a.col) * size; }
     const char *at_b(const char *pb, int64_t l, int64_t j) const { return pb + (l * b.row + j * b.col) * size; }
     char *at_c(char *pc, int64_t i, int64_t j) const { return pc + (i * c.row + j * c.col) * size; }
@@ -288,14 +291,14 @@ struct Blocked final : Way {
     explicit Blocked(const Gemm &gemm) : Way(gemm) {
         block_p = std::min(panels_m, ceil_div(kBlockM, mr));
         block_n = std::min(round_up(n, nr), round_up(kBlockN, nr));
-        const int64_t depth = units(std::min(k, kBlockK));
+        const int64_t depth = units(std::min(k, block_k));
         bytes_a = acc_bytes(std::min(block_p, task_panels()) * mr * depth) + tile_bytes();
         bytes_b = block_n / nr * panel_b(depth);
         // They wait here for the next K block.
         bytes_sums = k_blocks() > 1 ? block_p * ceil_div(block_n, nr) * tile_bytes() : 0;
     }
     std::string describe() const override {
-        return "blocked " + text(block_p * mr) + " x " + text(block_n) + " x " + text(std::min(k, kBlockK)) +
+        return "blocked " + text(block_p * mr) + " x " + text(block_n) + " x " + text(std::min(k, block_k)) +
                ", tiles " + text(mr) + " x " + text(nr);
     }
     int64_t workspace(int threads) const override { return bytes_a * threads + bytes_b * 2 + bytes_sums; }
@@ -307,9 +310,9 @@ struct Blocked final : Way {
 
     int64_t blocks_m() const { return ceil_div(panels_m, block_p); }
     Block block_at(int64_t step) const {
-        const int64_t k0 = step % k_blocks() * kBlockK, p0 = step / k_blocks() % blocks_m() * block_p,
+        const int64_t k0 = step % k_blocks() * block_k, p0 = step / k_blocks() % blocks_m() * block_p,
                       n0 = step / k_blocks() / blocks_m() * block_n;
-        return {p0, n0, k0, std::min(block_p, panels_m - p0), std::min(block_n, n - n0), std::min(kBlockK, k - k0)};
+        return {p0, n0, k0, std::min(block_p, panels_m - p0), std::min(block_n, n - n0), std::min(block_k, k - k0)};
     }
 
     void run(const Run &r) const override {
@@ -418,7 +421,7 @@ struct InPlace final : Way {
     }
     /** Is there more of B than a small second-level cache keeps? */
     static bool far_b(const Gemm &g) { return g.kernel.has_small_l2 && g.n > kInPlaceNearB / g.size / g.k; }
-    static bool crowded(const Gemm &g) { return g.k > kBlockK && g.b.row * g.size % kInPlaceCrowdedEvery == 0; }
+    static bool crowded(const Gemm &g) { return g.k > g.block_k && g.b.row * g.size % kInPlaceCrowdedEvery == 0; }
     static bool may_stream(const Gemm &g) {
         return far_b(g) && g.m <= (crowded(g) ? int64_t{kStreamRows} : kStreamRowsUncrowded);
     }
@@ -432,7 +435,7 @@ struct InPlace final : Way {
         streams = by_rows && may_stream(*this);
         const bool short_steps = by_rows && !streams && m <= kInPlaceFewRows && far_b(*this);
         fetches = !short_steps && n > (by_rows ? kRowsNearB : kColumnsNearB) / size / k;
-        step = short_steps ? kInPlaceStep : kBlockK;
+        step = short_steps ? kInPlaceShortStep : by_rows ? std::min(kInPlaceStep, block_k) : block_k;
         const bool one_group = m <= kernel.in_place_rows; // has no use for B in the cache once it is multiplied
         int64_t run = (m > kInPlaceFewRows || (short_steps && one_group) ? kInPlaceRun : kInPlaceFewRowsRun) / size;
         if (streams) { // equal shares, as many for each thread
@@ -443,11 +446,11 @@ struct InPlace final : Way {
         while (threads > 1 && task_m > 32 && ceil_div(m, task_m) * ceil_div(n, task_n) < threads * kEach) task_m -= 8;
         tasks_m = ceil_div(m, task_m);
         tasks_n = ceil_div(n, task_n);
-        bytes_a = packs_a ? acc_bytes(k_blocks() * units(kBlockK) * m) : 0;
+        bytes_a = packs_a ? acc_bytes(k_blocks() * kBlockUnits * m) : 0;
         // Rows of a power of 2 would meet in one set of the first-level cache.
         ld = task_n + (streams ? kLine / kernel.acc_size : 0);
         bytes_sums = k_blocks() > 1 || c.col != 1 || may_repeat() ? acc_bytes(task_m * ld) : 0;
-        bytes_part = streams || step < std::min(k, kBlockK) ? acc_bytes(task_m * ld) : 0;
+        bytes_part = streams || step < std::min(k, block_k) ? acc_bytes(task_m * ld) : 0;
     }
     int64_t workspace(int threads) const override { return bytes_a + (bytes_sums + bytes_part) * threads; }
     /** Are there two kinds of kernels, so that a task may be multiplied once more? */
@@ -457,9 +460,9 @@ struct InPlace final : Way {
         Least least_a;
         if (packs_a) // [k block][unit][row]
             parallel_for(k_blocks(), m * k < 64 * 1024 ? 1 : r.threads, [&](int64_t block, int) {
-                const int64_t k0 = block * kBlockK;
-                least_a.meet(kernel.pack(r.workspace + block * units(kBlockK) * m * kernel.acc_size, 0,
-                                         at_a(r.a, 0, k0), a.row, a.col, m, m, std::min(kBlockK, k - k0)));
+                const int64_t k0 = block * block_k;
+                least_a.meet(kernel.pack(r.workspace + block * kBlockUnits * m * kernel.acc_size, 0, at_a(r.a, 0, k0),
+                                         a.row, a.col, m, m, std::min(block_k, k - k0)));
             });
         parallel_for(tasks_m * tasks_n, r.threads, [&](int64_t t, int slot) {
             const int64_t i0 = tasks_m == 1 ? 0 : t % tasks_m * task_m,
@@ -478,7 +481,7 @@ struct InPlace final : Way {
 
     std::string describe() const override {
         return std::string(streams ? "streamed by " : "in place by ") + (by_rows ? "rows" : "columns") + " of B" +
-               (step < kBlockK ? ", " + text(step) + " at a time" : "") + (packs_a ? ", A packed" : "") + ", tasks " +
+               (step < block_k ? ", " + text(step) + " at a time" : "") + (packs_a ? ", A packed" : "") + ", tasks " +
                text(task_m) + " x " + text(task_n);
     }
 
@@ -494,7 +497,7 @@ struct InPlace final : Way {
         g.ahead_every = 0;
         if (!by_rows) {
             g.ahead_every = fetches;
-            g.ahead = k0 + kBlockK < k ? at_b(r.b, k0 + kBlockK, t.j0)
+            g.ahead = k0 + block_k < k ? at_b(r.b, k0 + block_k, t.j0)
                                        : at_b(r.b, 0, std::min(t.j0 + r.threads * task_n, n - 1));
             return;
         }
@@ -530,9 +533,9 @@ struct InPlace final : Way {
             g.b_stride = by_rows ? b.row : b.col;
             g.n = t.n;
             g.ld = ld;
-            g.add = k0 >= kBlockK;
-            g.begins = k0 % kBlockK == 0;
-            g.ends = last || (k0 + step) % kBlockK == 0;
+            g.add = k0 >= block_k;
+            g.begins = k0 % block_k == 0;
+            g.ends = last || (k0 + step) % block_k == 0;
             g.c_row = c.row;
             g.alpha = r.alpha;
             g.beta = r.beta;
@@ -564,7 +567,7 @@ struct Columns final : Way {
 
     /** Few rows, and an A that may be packed as a whole; K alone can be as long as 0 strides allow. */
     static bool applies(const Gemm &g) {
-        return g.m <= kColumnsA / g.acc_bytes(g.units(kBlockK)) && g.k <= kFewRowsOfA / g.m;
+        return g.m <= kColumnsA / g.acc_bytes(kBlockUnits) && g.k <= kFewRowsOfA / g.m;
     }
 
     Columns(const Gemm &gemm, int threads) : Way(gemm) {
@@ -574,8 +577,8 @@ struct Columns final : Way {
         tasks_n = ceil_div(n, task_n);
         tasks_m = std::min(panels_m, ceil_div(threads, tasks_n)); // each of which packs B for itself
         packs_ahead = k_blocks() > 1 && n > kColumnsFarB / size / k;
-        bytes_a = acc_bytes(m * k_blocks() * units(kBlockK));
-        bytes_b = task_n / nr * panel_b(units(std::min(k, kBlockK)));
+        bytes_a = acc_bytes(m * k_blocks() * kBlockUnits);
+        bytes_b = task_n / nr * panel_b(units(std::min(k, block_k)));
         // They wait here for the next K block; those of the last one are stored at once.
         bytes_sums = tile_bytes() * (k_blocks() > 1 ? ceil_div(panels_m, tasks_m) * (task_n / nr) : 1);
     }
@@ -587,7 +590,7 @@ struct Columns final : Way {
         const int64_t parts = ceil_div(panels_m, kPackPanels);
         Least least_a;
         parallel_for(k_blocks() * parts, m * k < 16 * 1024 ? 1 : r.threads, [&](int64_t t, int) {
-            const int64_t k0 = t / parts * kBlockK, kc = std::min(kBlockK, k - k0);
+            const int64_t k0 = t / parts * block_k, kc = std::min(block_k, k - k0);
             const int64_t p = t % parts * kPackPanels;
             least_a.meet(pack_a(block_a(r, k0) + bytes_before(p, units(kc)), r.a, p,
                                 std::min(p + kPackPanels, panels_m), k0, kc));
@@ -631,15 +634,15 @@ struct Columns final : Way {
 
     void multiply(const Run &r, const Task &t, int least_a, char *sums, char *panels_b) const {
         const auto block_b = [&](int64_t k0) {
-            char *const panels = panels_b + (packs_ahead ? k0 / kBlockK % 2 * bytes_b : 0);
-            return BlockB{at_b(r.b, k0, t.j0), panels, std::min(kBlockK, k - k0), 0, kLeastOfNothing};
+            char *const panels = panels_b + (packs_ahead ? k0 / block_k % 2 * bytes_b : 0);
+            return BlockB{at_b(r.b, k0, t.j0), panels, std::min(block_k, k - k0), 0, kLeastOfNothing};
         };
         BlockB now = block_b(0);
         pack(t, now, runs(t.n, now.k));
-        for (int64_t k0 = 0; k0 < k; k0 += kBlockK) {
-            const bool last = k0 + kBlockK >= k;
+        for (int64_t k0 = 0; k0 < k; k0 += block_k) {
+            const bool last = k0 + block_k >= k;
             // What is asked for of the next block during one product is there, and packed, after the one that follows.
-            BlockB next = last ? BlockB{} : block_b(k0 + kBlockK);
+            BlockB next = last ? BlockB{} : block_b(k0 + block_k);
             GemmFetch fetch = last ? GemmFetch{} : fetch_b(next.from, t.n, next.k, t.p1 - t.p0);
             const int64_t depth = units(now.k);
             const GemmMultiply *const multiply = kernel.multiply[may_flush(least_a, now.least) ? kExact : kFast];
