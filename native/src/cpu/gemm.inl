@@ -106,9 +106,13 @@ INFINI_INLINE VF multiply_add(VP a, VP b, VF sum) {
 
 /* ---- packing ----------------------------------------------------------------------------------------------------------- */
 
+/** How much of a block of N rows and as many units there is. */
+enum class Piece { kWhole, kFewRows, kPart };
+
 /** N rows of src that are contiguous in k, `rows` of which there are, transposed in registers: `left` elements of k, as `depth`
- *  units to lanes of a panel. Stores are of whole vectors up to to[room], for masked ones are slow. `Whole`: all rows, a block. */
-template <class T, bool Whole>
+ *  units to lanes of a panel. Stores are of whole vectors up to to[room], for masked ones are slow. kFewRows: all of k, and no lane
+ *  without a row; what is in the lanes behind the panel is written again. */
+template <class T, Piece P>
 INFINI_INLINE void pack_block(typename Units<T>::Sums::Scalar *to, int64_t width, const T *src, int64_t stride,
                               int64_t rows, int64_t left, int64_t depth, int64_t lanes, int64_t room,
                               typename Units<T>::Least &least) {
@@ -117,14 +121,18 @@ INFINI_INLINE void pack_block(typename Units<T>::Sums::Scalar *to, int64_t width
     constexpr int N = V::N;
     constexpr int64_t kAhead = 1024 / sizeof(T); // these are more streams than the hardware follows
     V x[N];
+    const T *from = src;
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
-        const T *from = src + i * stride;
+        if (P != Piece::kFewRows) from = src + i * stride;
         __builtin_prefetch(from + kAhead, 0, 2);
-        x[i] = Whole || i < rows ? U::along_k(from, Whole ? int64_t{N} * U::kDepth : left, least) : zero(V{});
+        x[i] = P != Piece::kPart || i < rows
+                   ? U::along_k(from, P == Piece::kPart ? left : int64_t{N} * U::kDepth, least)
+                   : zero(V{});
+        if (P == Piece::kFewRows && i + 1 < rows) from += stride; // else the last one again
     }
     transpose(x);
-    if (Whole) {
+    if (P != Piece::kPart) {
 #pragma GCC unroll 16
         for (int i = 0; i < N; ++i) store(to + i * width, x[i]);
     } else {
@@ -136,7 +144,7 @@ template <class T>
 INFINI_CALLED void pack_part(typename Units<T>::Sums::Scalar *to, int64_t width, const T *src, int64_t stride,
                              int64_t rows, int64_t left, int64_t depth, int64_t lanes, int64_t room,
                              typename Units<T>::Least &least) {
-    pack_block<T, false>(to, width, src, stride, rows, left, depth, lanes, room, least);
+    pack_block<T, Piece::kPart>(to, width, src, stride, rows, left, depth, lanes, room, least);
 }
 
 /** One panel from rows of src that are contiguous in k. What is written too much is written again, in ascending k and descending w. */
@@ -156,8 +164,11 @@ INFINI_INLINE void pack_transposed(typename Units<T>::Unit *panel_, const T *src
             const T *from = opaque(src + w * stride_w + k);
             const int64_t stride = opaque(stride_w), step = opaque(width), left = kc - k;
             const int64_t at = k / U::kDepth * width + w, room = end - at;
-            if (rows >= N && left >= kBlock && (N - 1) * width + N <= room)
-                pack_block<T, true>(panel + at, step, from, stride, N, kBlock, N, lanes, room, least);
+            const bool whole = left >= kBlock && (N - 1) * width + N <= room;
+            if (whole && rows >= N)
+                pack_block<T, Piece::kWhole>(panel + at, step, from, stride, N, kBlock, N, lanes, room, least);
+            else if (whole && rows >= lanes)
+                pack_block<T, Piece::kFewRows>(panel + at, step, from, stride, rows, kBlock, N, lanes, room, least);
             else
                 pack_part(panel + at, step, from, stride, rows, left,
                           left < kBlock ? (left + U::kDepth - 1) / U::kDepth : N, lanes, room, least);
