@@ -2,9 +2,9 @@
  *
  *  in place  B is multiplied where it lies, in tasks that need nothing of each other: F32 and F64 where the rows of B and of A are
  *            contiguous, of any size, since a K block of B's part in a task stays in the second-level cache; every dtype
- *            where A has few rows, or not many and K is short. A is not packed either, unless it must be converted. With a
- *            small cache it is by a few rows of B at a time that few rows of A are multiplied, and very few by long runs of
- *            them.
+ *            where A has few rows, or not many and K is short. A is not packed either, unless it must be converted. Very
+ *            few rows of A are multiplied by long runs of some rows of a B that comes from memory; with a small cache, few
+ *            rows by short blocks of K.
  *  columns   so few rows that a K block of A stays in the second-level cache beside B's: A is packed once, as a whole; threads
  *            share the columns of C, and each packs the part of B that it needs: at once, or where B comes from memory while
  *            the K block before is multiplied. Between the threads there is nothing to wait for, and no line of B that one
@@ -34,6 +34,7 @@ namespace {
 constexpr int64_t kBlockUnits = 256;        // of k, in all ways: it decides the order of sums
 constexpr double kFlopsPerThread = 1 << 20; // fewer are done before a second thread is awake
 constexpr int64_t kLine = 64;
+constexpr int64_t kFarB = 12 << 20; // bytes of B from which on it comes from memory, and is streamed or packed ahead
 
 /* In place. A task's K block of B fills half of a second-level cache of 1 MiB, A's part and the sums some more of it. */
 constexpr int64_t kInPlaceRun = 2048; // bytes of a row of B in one task
@@ -61,8 +62,7 @@ constexpr int64_t kStreamRowsUncrowded = 4; // from more rows on, short steps ar
 constexpr int64_t kColumnsA = 256 * 1024; // bytes of a K block of packed A: a quarter of the second-level cache
 constexpr int64_t kColumnsRun = 1024;     // bytes of a row of B in one task where it is contiguous,
 constexpr int64_t kColumnsPanels = 2; // else panels of B: what lies ahead in k is then in the cache when it is packed
-constexpr int64_t kColumnsFarB = 12 << 20; // bytes of B from which on it comes from memory, and is packed ahead
-constexpr int64_t kFewRowsOfA = 1 << 22;   // elements of A up to which it is packed as a whole
+constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
 
 constexpr int64_t kFewColumns = 64;
 
@@ -423,7 +423,9 @@ struct InPlace final : Way {
     static bool far_b(const Gemm &g) { return g.kernel.has_small_l2 && g.n > kInPlaceNearB / g.size / g.k; }
     static bool crowded(const Gemm &g) { return g.k > g.block_k && g.b.row * g.size % kInPlaceCrowdedEvery == 0; }
     static bool may_stream(const Gemm &g) {
-        return far_b(g) && g.m <= (crowded(g) ? int64_t{kStreamRows} : kStreamRowsUncrowded);
+        if (g.m > kStreamRows || g.kernel.streams[kFast][g.m] == nullptr) return false;
+        if (!g.kernel.has_small_l2) return g.n > kFarB / g.size / g.k;
+        return far_b(g) && (crowded(g) || g.m <= kStreamRowsUncrowded);
     }
     static bool converts(const Gemm &g) { return g.size != g.kernel.acc_size; }
     /** May A be packed as a whole? K alone can be as long as 0 strides allow. */
@@ -435,7 +437,7 @@ struct InPlace final : Way {
         streams = by_rows && may_stream(*this);
         const bool short_steps = by_rows && !streams && m <= kInPlaceFewRows && far_b(*this);
         fetches = !short_steps && n > (by_rows ? kRowsNearB : kColumnsNearB) / size / k;
-        step = short_steps ? kInPlaceShortStep : by_rows ? std::min(kInPlaceStep, block_k) : block_k;
+        step = short_steps ? kInPlaceShortStep : by_rows && !streams ? std::min(kInPlaceStep, block_k) : block_k;
         const bool one_group = m <= kernel.in_place_rows; // has no use for B in the cache once it is multiplied
         int64_t run = (m > kInPlaceFewRows || (short_steps && one_group) ? kInPlaceRun : kInPlaceFewRowsRun) / size;
         if (streams) { // equal shares, as many for each thread
@@ -576,7 +578,7 @@ struct Columns final : Way {
         task_n = round_up(std::min(task_n, ceil_div(n, threads == 1 ? 1 : threads * kEach)), nr);
         tasks_n = ceil_div(n, task_n);
         tasks_m = std::min(panels_m, ceil_div(threads, tasks_n)); // each of which packs B for itself
-        packs_ahead = k_blocks() > 1 && n > kColumnsFarB / size / k;
+        packs_ahead = k_blocks() > 1 && n > kFarB / size / k;
         bytes_a = acc_bytes(m * k_blocks() * kBlockUnits);
         bytes_b = task_n / nr * panel_b(units(std::min(k, block_k)));
         // They wait here for the next K block; those of the last one are stored at once.

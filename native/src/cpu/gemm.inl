@@ -450,12 +450,13 @@ int gemm_rows(const GemmInPlace &g) {
 
 /** One row of `units` after the other: what they add to the sums of R rows and C * N columns, or of n_last < N if C is 1. */
 template <class T, int Exactness, int R, int G, int C>
-INFINI_INLINE void stream_tile(const typename Units<T>::Vector (&a)[G][R], const T *b, int64_t stride, int64_t n_last,
-                               bool pairs_up, typename Units<T>::Sums::Scalar *sums, int64_t ld,
+INFINI_INLINE void stream_tile(const typename Units<T>::Vector (&a)[G][R], const T *b, const T *ahead, int64_t stride,
+                               int64_t n_last, bool pairs_up, typename Units<T>::Sums::Scalar *sums, int64_t ld,
                                typename Units<T>::Least &least) {
     using U = Units<T>;
     using V = typename U::Sums;
     constexpr int N = V::N;
+    constexpr int64_t kLine = 64 / sizeof(T);
     V s[R][C];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
@@ -465,6 +466,12 @@ INFINI_INLINE void stream_tile(const typename Units<T>::Vector (&a)[G][R], const
     for (int u = 0; u < G; ++u) {
         typename U::Vector x[C];
         const T *at = b + u * U::kDepth * stride, *next_k = pairs_up && U::kDepth > 1 ? at + stride : nullptr;
+        if (C > 1)
+#pragma GCC unroll 2
+            for (int d = 0; d < U::kDepth; ++d)
+#pragma GCC unroll 16
+                for (int64_t i = 0; i < C * N; i += kLine)
+                    __builtin_prefetch(ahead + (u * U::kDepth + d) * stride + i, 0, 2);
         if constexpr (C == 1)
             x[0] = U::across_n(at, next_k, n_last, least);
         else
@@ -485,16 +492,20 @@ template <class T, int Exactness, int R, int G>
 INFINI_INLINE void stream_units(const GemmInPlace &g, const typename Units<T>::Unit *a, const T *b, bool pairs_up,
                                 typename Units<T>::Least &least) {
     constexpr int N = Units<T>::Sums::N;
+    constexpr int64_t kAhead = 1024 / sizeof(T); // these are more streams than the hardware follows
     typename Units<T>::Vector wide[G][R];
     for (int u = 0; u < G; ++u)
         for (int r = 0; r < R; ++r) wide[u][r] = broadcast(a[r * g.a_row + u * g.a_unit]);
     auto *const part = static_cast<typename Units<T>::Sums::Scalar *>(g.part);
     int64_t j = 0;
-    for (; j + 2 * N <= g.n; j += 2 * N)
-        stream_tile<T, Exactness, R, G, 2>(wide, b + j, g.b_stride, N, pairs_up, part + j, g.ld, least);
+    for (; j + 2 * N <= g.n; j += 2 * N) {
+        const int64_t beyond = j + kAhead - g.n; // of these rows: it is the next ones' beginning that comes then
+        const T *ahead = beyond < 0 ? b + j + kAhead : b + G * Units<T>::kDepth * g.b_stride + beyond;
+        stream_tile<T, Exactness, R, G, 2>(wide, b + j, ahead, g.b_stride, N, pairs_up, part + j, g.ld, least);
+    }
     for (; j < g.n; j += N)
-        stream_tile<T, Exactness, R, G, 1>(wide, b + j, g.b_stride, g.n - j < N ? g.n - j : N, pairs_up, part + j, g.ld,
-                                           least);
+        stream_tile<T, Exactness, R, G, 1>(wide, b + j, nullptr, g.b_stride, g.n - j < N ? g.n - j : N, pairs_up,
+                                           part + j, g.ld, least);
 }
 
 /** As gemm_rows, for a B that comes from memory: a few of its rows at a time, in long runs, since memory is faster at that than at
@@ -503,7 +514,7 @@ template <class T, int Exactness, int R>
 int gemm_streams(const GemmInPlace &g) {
     using U = Units<T>;
     using V = typename U::Sums;
-    constexpr int N = V::N, G = R == 1 ? 8 : 4;
+    constexpr int N = V::N, G = 8 * R < 2 * kGemmRows ? 8 : 4; // as many as there are registers for, beside the sums
     auto *const part = static_cast<typename V::Scalar *>(g.part);
     typename U::Least least;
     for (int r = 0; r < R; ++r)
@@ -626,7 +637,8 @@ constexpr void fill_streams(GemmKernel &kernel) {
 template <class T, int Exactness>
 constexpr void fill_products(GemmKernel &kernel) {
     fill_multiply<T, Exactness, kGemmRows>(kernel);
-    if constexpr (kSmallL2) fill_streams<T, Exactness, kStreamRows>(kernel);
+    // With a large second-level cache, K blocks in place are soon faster; units of two rows bring more rows at a time.
+    fill_streams<T, Exactness, kSmallL2 ? kStreamRows : 2 * Units<T>::kDepth>(kernel);
     fill_in_place<T, Exactness, kInPlaceMaxRows>(kernel);
 }
 

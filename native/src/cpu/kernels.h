@@ -122,8 +122,8 @@ struct GemmKernel {
                 int64_t width, int64_t kc);
     GemmMultiply multiply[2][kGemmMaxRows + 1];  // by exactness and the rows of the A panel, 1 to mr
     GemmInPlaceKernel rows[2][kGemmMaxRows + 1]; // b[k * b_stride + j]
-    GemmInPlaceKernel
-        streams[2][kStreamRows + 1]; // the same for a B from memory, whole K blocks; null without has_small_l2
+    /** The same for a B from memory, whole K blocks; null for more rows than it pays for. */
+    GemmInPlaceKernel streams[2][kStreamRows + 1];
     GemmInPlaceKernel columns[2][kGemmMaxRows + 1]; // b[j * b_stride + k]
     /** c[i * row_stride + j * col_stride] = alpha * sums[i * ld + j] + beta * c[...] for i < m, j < n, rounded once. c is not read
      *  when beta is 0. */
