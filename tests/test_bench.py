@@ -307,6 +307,18 @@ def test_roof_is_the_larger_of_computing_and_moving() -> None:
     assert Roof(0.5, COPY, 1.0).percent(2.0) == 25
 
 
+def test_ceilings_measured_while_a_cpu_was_away_are_not_kept() -> None:
+    case, measured = rows.gemm(DType.F32, (4, 8, 16)), dict.fromkeys(RATES, 0)
+
+    def measure(what: str, working_set: int, threads: int) -> float:
+        measured[what] += 1
+        return RATES[what] / (2 if measured[what] < 5 else 1)
+
+    ceilings = Ceilings(measure, 2**28)
+    ceilings.measure_all([(case, 1)], 2)
+    assert ceilings.fma(DType.F32, 2) == RATES[FMA_F32]
+
+
 def test_bandwidth_is_interpolated_between_powers_of_two() -> None:
     asked = []
 

@@ -10,6 +10,7 @@ from .machine import DISTURBED, OtherProcesses
 from .rows import Case
 
 _RETRIES = 3
+_GROWN = 1.1  # so much more than before was no ceiling
 
 
 class Ceilings(_ceilings.Ceilings):
@@ -31,17 +32,19 @@ class Ceilings(_ceilings.Ceilings):
         return Roof(moving, what, bandwidth)
 
     def measure_all(self, cases: Iterable[tuple[Case, int]], threads: int) -> None:
-        """Measure what the roofs of these (row, sets) need: more than once while other processes disturb it,
-        and the best is kept.
+        """Measure what the roofs of these (row, sets) need, and all of it again: the best is kept, since CPUs
+        may be away for a while unseen. More often while that finds more, or other processes are seen.
         """
-        others = OtherProcesses()
         for case, sets in cases:
             self.roof(case, sets, threads)
             self.fma(case.dtype, threads)
         for _ in range(_RETRIES):
-            if others.share() <= DISTURBED:
-                return
-            others = OtherProcesses()
+            others, grown = OtherProcesses(), False
             for key, rate in self._rates.items():
-                self._rates[key] = max(rate, self._measure(*key))
-        self.disturbed = self.disturbed or others.share() > DISTURBED
+                again = self._measure(*key)
+                self._rates[key] = max(rate, again)
+                grown = grown or again > _GROWN * rate
+            disturbed = others.share() > DISTURBED
+            if not (disturbed or grown):
+                return
+        self.disturbed = self.disturbed or disturbed
