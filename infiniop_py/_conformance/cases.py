@@ -687,6 +687,11 @@ def _elementwise() -> Iterator[Case]:
         for size in (257, 511, 600):  # strides that are gathered in vectors, some at a time
             yield alike(op, dtype, (3, size), ("offset", "sliced", "mirrored"), edge="end")
             yield alike(op, dtype, (3, size), ("sliced", "mirrored", "column"), edge="begin")
+            for edge in ("begin", "end"):
+                yield alike(op, dtype, (3, size), ("C", "every_3", "every_4"), edge=edge)
+                yield alike(op, dtype, (3, size), ("offset", "sliced", "every_5"), edge=edge)
+            yield alike(op, dtype, (3, size), ("every_3", "every_4", "last_zero"))
+            yield alike(op, dtype, (3, size), ("every_4", "every_4", "every_3"), alias=(("c", "a"),))
         # Columns, and rows, 512 elements apart collide in a first-level cache.
         yield alike(op, dtype, (512, 67), ("C", "T", "C"))
         yield alike(op, dtype, (67, 512), ("C", "C", "T"))
@@ -810,6 +815,9 @@ def _rearrange() -> Iterator[Case]:
         for edge, shape in itertools.product(("begin", "end"), sizes("1 7 65 5x33 17x16 33x65")):
             for layouts in (("C", "C"), ("C", "T"), ("mirrored", "first_zero"), ("padded", "reversed")):
                 yield alike("rearrange", dtype, shape, layouts, edge=edge)
+        for edge, size in itertools.product(("begin", "end"), (16, 33, 65, 131)):
+            for layout in ("mirrored", "sliced", "every_3", "every_4", "every_5"):
+                yield alike("rearrange", dtype, (3, size), ("offset", layout), edge=edge)
     # More than a last-level cache of 32 MiB keeps: past the caches. Padded, rows of y start at cache lines.
     yield alike("rearrange", "u8", (3649, 3645), ("padded", "T"))
     yield alike("rearrange", "f32", (1793, 1869), ("padded", "T"))

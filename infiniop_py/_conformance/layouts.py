@@ -82,6 +82,11 @@ def _sliced(shape: Shape) -> Shape:
     return tuple(2 * stride for stride in _row_major(tuple(2 * size for size in shape)))
 
 
+def _every(step: int) -> Callable[[Shape], Shape]:
+    """x[..., ::step]"""
+    return lambda shape: (*_row_major((*shape[:-1], step * shape[-1]))[:-1], step)
+
+
 def _sliced_rows(shape: Shape) -> Shape:
     """x[::2, :]: every outer dimension with a step, the last compact."""
     compact = _row_major(tuple(2 * size for size in shape[:-1]) + shape[-1:])
@@ -148,6 +153,8 @@ LAYOUTS: dict[str, Callable[[Shape], Shape]] = {
     "all_zero": _all_zero,
     "window": _window,
 }
+# By name too, for rows of their own: they differ from "sliced" in what is computed with vectors.
+_STEPPED = {f"every_{step}": _every(step) for step in (3, 4, 5)}
 INPUT_ONLY = ("first_zero", "last_zero", "all_zero", "window")
 OUTPUT_LAYOUTS = tuple(name for name in LAYOUTS if name not in INPUT_ONLY)
 ROW_LAYOUTS = ("C", "swapped", "padded", "column", "sliced_rows", "reversed_rows", "offset", "odd_ones")
@@ -194,7 +201,7 @@ class Guarded:
         """edge: "" for guards on both sides, "begin" or "end" for an inaccessible page at that side."""
         self.dtype = np.dtype(dtype)
         self.layout, self.edge = layout, edge
-        strides = LAYOUTS[layout](shape)
+        strides = (LAYOUTS | _STEPPED)[layout](shape)
         empty = 0 in shape
         steps = [] if empty else [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
         low = sum(step for step in steps if step < 0)

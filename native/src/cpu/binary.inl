@@ -25,33 +25,69 @@ INFINI_INLINE Block<T> apply(Block<T> a, const Block<T> &b) {
     return a;
 }
 
-/** An operand of unit stride, or one element for all. */
-template <class T, bool Broadcast>
-struct Source {
-    explicit INFINI_INLINE Source(const T *from) : p(from) {
-        if constexpr (Broadcast) {
-            alignas(64) T whole[Block<T>::N];
-            for (T &x : whole) x = *from;
-            all = load_block(whole);
+/* Operands in blocks: of unit stride, one element for all, or of any stride that is near(). */
+template <class T>
+struct Unit {
+    INFINI_INLINE Unit(const T *from, int64_t) : p(from) {}
+    INFINI_INLINE Block<T> at(int64_t i) const { return load_block(p + i); }
+    INFINI_INLINE Block<T> at_n(int64_t i, int64_t n) const { return load_block_n(p + i, n); }
+    const T *p;
+};
+template <class T>
+struct Element {
+    INFINI_INLINE Element(const T *from, int64_t) {
+        alignas(64) T whole[Block<T>::N];
+        for (T &x : whole) x = *from;
+        all = load_block(whole);
+    }
+    INFINI_INLINE Block<T> at(int64_t) const { return all; }
+    INFINI_INLINE Block<T> at_n(int64_t, int64_t) const { return all; }
+    Block<T> all;
+};
+template <class T, int64_t kStep>
+struct Every {
+    INFINI_INLINE Block<T> at(int64_t i) const {
+        using Bits = typename BitsOf<sizeof(T)>::type;
+        constexpr int64_t N = Block<T>::N, kVector = sizeof(VF) / sizeof(T);
+        alignas(64) T whole[N];
+        gather_by<kStep, (N < kVector ? N : kVector)>(reinterpret_cast<Bits *>(whole),
+                                                      reinterpret_cast<const Bits *>(p + i * kStep), N);
+        return load_block(whole);
+    }
+    const T *p;
+};
+template <class T>
+struct Near {
+    INFINI_INLINE Near(const T *from, int64_t step_) : p(from), step(step_) {}
+    /** f(these as blocks of which the stride is known) */
+    template <class F>
+    INFINI_INLINE auto fixed(F &&f) const {
+        switch (step) {
+        case -1: return f(Every<T, -1>{p});
+        case 2: return f(Every<T, 2>{p});
+        case 3: return f(Every<T, 3>{p});
+        case 4: return f(Every<T, 4>{p});
+        case 1: return f(Unit<T>(p, 1));
+        default: return f(Element<T>(p, 0));
         }
     }
     INFINI_INLINE Block<T> at(int64_t i) const {
-        if constexpr (Broadcast)
-            return all;
-        else
-            return load_block(p + i);
+        return fixed([i](const auto &x) INFINI_INLINE_LAMBDA { return x.at(i); });
     }
     INFINI_INLINE Block<T> at_n(int64_t i, int64_t n) const {
-        if constexpr (Broadcast)
-            return all;
-        else
-            return load_block_n(p + i, n);
+        alignas(64) T whole[Block<T>::N] = {};
+        for (int64_t k = 0; k < n; ++k) whole[k] = p[(i + k) * step];
+        return load_block(whole);
     }
     const T *p;
-    Block<T> all;
+    int64_t step;
 };
+template <class Source>
+constexpr bool kIsNear = false;
+template <class T>
+constexpr bool kIsNear<Near<T>> = true;
 
-/** Unit stride of c; a and b each unit or broadcast. Halves are rounded right: F32, in which they are computed, has more than
+/** Unit stride of c; a and b in blocks. Halves are rounded right: F32, in which they are computed, has more than
  *  2p + 2 bits. */
 template <class Op, class T, bool Stream, class A, class B>
 INFINI_INLINE void binary_unit(T *c, const A a, const B b, int64_t n) {
@@ -66,7 +102,15 @@ INFINI_INLINE void binary_unit(T *c, const A a, const B b, int64_t n) {
     if (tail > 0) last = pack(apply<Op>(a.at(n - N), b.at(n - N)));
     // A line that has just been streamed must not be written again: it would have to be read back.
     if (Stream && head > 0) put_n(c, first, head);
-    for (; i + N <= n; i += N) store_block<Stream>(c + i, apply<Op>(a.at(i), b.at(i)));
+    const auto blocks = [&](const auto &x, const auto &y) INFINI_INLINE_LAMBDA {
+        for (; i + N <= n; i += N) store_block<Stream>(c + i, apply<Op>(x.at(i), y.at(i)));
+    };
+    if constexpr (kIsNear<A> && !kIsNear<B>)
+        a.fixed([&](const auto &x) INFINI_INLINE_LAMBDA { blocks(x, b); });
+    else if constexpr (kIsNear<B> && !kIsNear<A>)
+        b.fixed([&](const auto &y) INFINI_INLINE_LAMBDA { blocks(a, y); });
+    else
+        blocks(a, b);
     if (Stream) return tail > 0 ? store_block_n(c + i, apply<Op>(a.at_n(i, tail), b.at_n(i, tail)), tail) : void();
     if (head > 0) put<false>(c, first);
     if (tail > 0) put<false>(c + n - N, last);
@@ -74,63 +118,30 @@ INFINI_INLINE void binary_unit(T *c, const A a, const B b, int64_t n) {
 
 /** Rows of it, each operand's a step apart. */
 template <class Op, class T, bool Stream, class A, class B>
-INFINI_CALLED void binary_units(Stepped<T> c, Stepped<const T> a, Stepped<const T> b, int64_t rows, int64_t n) {
-    for (int64_t i = 0; i < rows; ++i) binary_unit<Op, T, Stream>(c[i], A(a[i]), B(b[i]), n);
+INFINI_CALLED void binary_units(Stepped<T> c, Stepped<const T> a, Stepped<const T> b, int64_t a_col, int64_t b_col,
+                                int64_t rows, int64_t n) {
+    for (int64_t i = 0; i < rows; ++i) binary_unit<Op, T, Stream>(c[i], A(a[i], a_col), B(b[i], b_col), n);
 }
-
-template <int kSize>
-struct BitsOf;
-template <>
-struct BitsOf<1> {
-    typedef uint8_t type __attribute__((may_alias));
-};
-template <>
-struct BitsOf<2> {
-    typedef uint16_t type __attribute__((may_alias));
-};
-template <>
-struct BitsOf<4> {
-    typedef uint32_t type __attribute__((may_alias));
-};
-template <>
-struct BitsOf<8> {
-    typedef uint64_t type __attribute__((may_alias));
-};
-template <int64_t Stride, int kSize>
-INFINI_INLINE void gather_by(void *to, const void *from, int64_t n) {
-    using Bits = typename BitsOf<kSize>::type; // the compiler has no vectors of structures
-    Bits *const bits = static_cast<Bits *>(to);
-    const Bits *const source = static_cast<const Bits *>(from);
-    INFINI_NO_DEPENDENCIES
-    for (int64_t i = 0; i < n; ++i) bits[i] = source[i * Stride];
-}
-/** Copies elements of kSize bytes, whatever they are, to or from strided rows. */
-template <int kSize>
-INFINI_CALLED void copy_strided(TileOperand to, TileOperand from, int64_t rows, int64_t n) {
-    using Bits = typename BitsOf<kSize>::type;
-    Bits *dst = static_cast<Bits *>(to.p);
-    const Bits *src = static_cast<const Bits *>(from.p);
-    for (; rows > 0; --rows, dst += to.row, src += from.row) {
-        // The compiler has shuffles for strides it knows.
-        if (to.col == 1 && from.col == 2) {
-            gather_by<2, kSize>(dst, src, n);
-        } else if (to.col == 1 && from.col == -1) {
-            gather_by<-1, kSize>(dst, src, n);
-        } else {
-#pragma GCC unroll 4
-            for (int64_t i = 0; i < n; ++i) dst[i * to.col] = src[i * from.col];
-        }
-    }
-}
-
-/** Any strides. Strided operands pass through small buffers, so that the arithmetic is always done in vectors: parts of a row,
- *  or as many rows as there is room for. */
+/** Where a and b are near(). */
 template <class Op, class T, bool Stream>
-void binary_strided(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t n) {
-    using Vector = Source<T, false>;
+INFINI_INLINE void binary_near(TileOperand c_, TileOperand a_, TileOperand b_, int64_t rows, int64_t n) {
+    const Stepped<T> c{static_cast<T *>(c_.p), c_.row};
+    const Stepped<const T> a{static_cast<const T *>(a_.p), a_.row}, b{static_cast<const T *>(b_.p), b_.row};
+    const auto units = a_.col == 1 && b_.col == 1   ? binary_units<Op, T, Stream, Unit<T>, Unit<T>>
+                       : a_.col == 1 && b_.col == 0 ? binary_units<Op, T, Stream, Unit<T>, Element<T>>
+                       : a_.col == 0 && b_.col == 1 ? binary_units<Op, T, Stream, Element<T>, Unit<T>>
+                       : b_.col == 1                ? binary_units<Op, T, Stream, Near<T>, Unit<T>>
+                       : a_.col == 1                ? binary_units<Op, T, Stream, Unit<T>, Near<T>>
+                                                    : binary_units<Op, T, Stream, Near<T>, Near<T>>;
+    units(c, a, b, a_.col, b_.col, rows, n);
+}
+
+/** Any strides. What binary_near() does not take passes through small buffers, so that the arithmetic is always done in vectors:
+ *  parts of a row, or as many rows as there is room for. */
+template <class Op, class T, bool Stream>
+INFINI_CALLED void binary_far(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t n) {
     constexpr int64_t kRoom = sizeof(T) < 4 ? 1024 / sizeof(T) : 256;
     alignas(64) T buffer_a[kRoom], buffer_b[kRoom], buffer_c[kRoom];
-    const auto stepped = [](const TileOperand &x) { return Stepped<T>{static_cast<T *>(x.p), x.row}; };
     const int64_t most = n > 0 && n < kRoom / 2 ? kRoom / n : 1;
     for (int64_t i = 0, n_rows; i < rows; i += n_rows) {
         n_rows = rows - i < most ? rows - i : most;
@@ -138,35 +149,30 @@ void binary_strided(TileOperand c, TileOperand a, TileOperand b, int64_t rows, i
             count = n - j < kRoom ? n - j : kRoom;
             if (j == 0 && count < n && c.col == 1) // so that the other parts start at whole blocks
                 count -= (Block<T>::N - unaligned_head(static_cast<T *>(c.p) + i * c.row, n)) % Block<T>::N;
-            const TileOperand to = part<T>(c, i, j), from_a = part<T>(a, i, j), from_b = part<T>(b, i, j);
-            const TileOperand in_a{buffer_a, count, 1}, in_b{buffer_b, count, 1}, in_c{buffer_c, count, 1};
-            if (a.col != 1) copy_strided<sizeof(T)>(in_a, from_a, n_rows, count);
-            if (b.col != 1) copy_strided<sizeof(T)>(in_b, from_b, n_rows, count);
-            const auto x = stepped(a.col == 1 ? from_a : in_a), y = stepped(b.col == 1 ? from_b : in_b);
+            const auto bring_near = [&](const TileOperand &x, T *buffer) {
+                if (near(x.col)) return part<T>(x, i, j);
+                const TileOperand copy{buffer, count, 1};
+                copy_strided<sizeof(T)>(copy, part<T>(x, i, j), n_rows, count);
+                return copy;
+            };
+            const TileOperand to = part<T>(c, i, j), x = bring_near(a, buffer_a), y = bring_near(b, buffer_b);
             if (c.col == 1) {
-                binary_units<Op, T, Stream, Vector, Vector>(stepped(to), {x.p, x.step}, {y.p, y.step}, n_rows, count);
+                binary_near<Op, T, Stream>(to, x, y, n_rows, count);
             } else {
-                binary_units<Op, T, false, Vector, Vector>(stepped(in_c), {x.p, x.step}, {y.p, y.step}, n_rows, count);
-                copy_strided<sizeof(T)>(to, in_c, n_rows, count);
+                const TileOperand result{buffer_c, count, 1};
+                binary_near<Op, T, false>(result, x, y, n_rows, count);
+                copy_strided<sizeof(T)>(to, result, n_rows, count);
             }
         }
     }
 }
 
 template <class Op, class T, bool Stream>
-void binary_rows(TileOperand c_, TileOperand a_, TileOperand b_, int64_t rows, int64_t n) {
-    using Vector = Source<T, false>;
-    using Element = Source<T, true>;
-    const Stepped<T> c{static_cast<T *>(c_.p), c_.row};
-    const Stepped<const T> a{static_cast<const T *>(a_.p), a_.row}, b{static_cast<const T *>(b_.p), b_.row};
-    if (c_.col == 1 && a_.col == 1 && b_.col == 1)
-        binary_units<Op, T, Stream, Vector, Vector>(c, a, b, rows, n);
-    else if (c_.col == 1 && a_.col == 1 && b_.col == 0)
-        binary_units<Op, T, Stream, Vector, Element>(c, a, b, rows, n);
-    else if (c_.col == 1 && a_.col == 0 && b_.col == 1)
-        binary_units<Op, T, Stream, Element, Vector>(c, a, b, rows, n);
+void binary_rows(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t n) {
+    if (c.col == 1 && near(a.col) && near(b.col))
+        binary_near<Op, T, Stream>(c, a, b, rows, n);
     else
-        binary_strided<Op, T, Stream>(c_, a_, b_, rows, n);
+        binary_far<Op, T, Stream>(c, a, b, rows, n);
 }
 
 template <class Op, bool Stream>

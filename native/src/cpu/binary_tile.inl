@@ -68,8 +68,8 @@ void binary_bands(BinaryRows kernel, TileOperand c, TileOperand a, TileOperand b
     const int64_t width = ((cols - 1) / ((cols - 1) / most + 1) / kSide + 1) * kSide, pitch = most + kSide;
     alignas(kLine) T buffer[kSide * (kBandWidth + 2 * kSide)];
 
-    const auto band = [&](const TileOperand &x, const TileOperand &y, T *lines, int64_t i, int64_t j, int64_t n_rows,
-                          int64_t n) {
+    const auto band = [&](const TileOperand &x, [[maybe_unused]] const TileOperand &y, T *lines, int64_t i, int64_t j,
+                          int64_t n_rows, int64_t n) {
         if (!transposed(x)) return part<T>(x, i, j);
         const Stepped<const T> columns{static_cast<const T *>(x.p), x.col};
 #if defined(__SSE2__)

@@ -16,6 +16,8 @@ template <class T>
 void copy_row(void *dst_, int64_t stride_dst, const void *src_, int64_t stride_src, int64_t n) {
     T *dst = static_cast<T *>(dst_);
     const T *src = static_cast<const T *>(src_);
+    if constexpr (sizeof(T) <= 8)
+        if (stride_dst == 1 && gather_near<sizeof(VF) / sizeof(T)>(dst, src, stride_src, n)) return;
     for (int64_t i = 0; i < n; ++i) write(dst + i * stride_dst, read(src + i * stride_src));
 }
 
@@ -146,14 +148,6 @@ template <class Dst, class Src>
 void transpose_elements(Dst dst, Src src, int64_t rows, int64_t cols) {
     for (int64_t i = 0; i < rows; ++i)
         for (int64_t j = 0; j < cols; ++j) write(dst[i] + j, read(src[j] + i));
-}
-
-/** f(start) of pieces that cover 0..n, n >= size. The last may overlap the one before it. */
-template <class F>
-INFINI_INLINE void each_piece(int64_t n, int64_t size, F &&f) {
-    int64_t i = 0;
-    for (; i + size < n; i += size) f(i);
-    f(n - size);
 }
 
 #if defined(__SSE2__)

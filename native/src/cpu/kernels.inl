@@ -4,6 +4,7 @@ namespace {
 
 #include "cpu/vectors.inl"
 
+#include "cpu/strided.inl"
 #include "cpu/copy.inl"
 #include "cpu/binary.inl"
 #include "cpu/norm.inl"
