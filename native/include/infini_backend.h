@@ -62,7 +62,7 @@ typedef struct InfiniOperand {
  *  add, mul, rearrange   all operands have one common shape; unit dimensions are dropped, dimensions that are contiguous in
  *                        every operand merged, the output's strides positive and falling (the last dimension is the
  *                        innermost). Rank 0 is one element.
- *  gemm                  c [batch, M, N], a [batch, M, K], b [batch, K, N]; a broadcast batch has stride 0
+ *  gemm                  c [batch, M, N], a [batch, M, K], b [batch, K, N], all of offset 0; a broadcast batch has stride 0
  *  gemm_add, gemm_mul    y, a, b as gemm's c, a, b; d has y's shape
  *  add_rms_norm          y, residual_out, a, b [outer..., D]; weight has the same shape, with stride 0 in the outer
  *                        dimensions, which are reduced as above. The last stride is 1 (0 when D is 1).

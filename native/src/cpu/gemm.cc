@@ -81,9 +81,9 @@ int worth_threads(double flops) {
     return static_cast<int>(std::clamp(flops / kFlopsPerThread, 1.0, static_cast<double>(thread_capacity())));
 }
 
-/** Strides in elements, offset in bytes. */
+/** Strides in elements. */
 struct Matrix {
-    int64_t offset, batch, row, col;
+    int64_t batch, row, col;
 };
 
 /** What follows the product: C = C op D, by the kernels and with the roundings of the operator itself. */
@@ -127,9 +127,7 @@ struct Gemm {
         kernel = kernels().gemm[dc.dtype];
         size = kDtypes[dc.dtype].size;
         block_k = kBlockUnits * kernel.unit_k;
-        const auto matrix = [&](const InfiniOperand &x) {
-            return Matrix{x.offset * size, x.stride[0], x.stride[1], x.stride[2]};
-        };
+        const auto matrix = [&](const InfiniOperand &x) { return Matrix{x.stride[0], x.stride[1], x.stride[2]}; };
         batch = dc.shape[0];
         m = dc.shape[1];
         n = dc.shape[2];
@@ -408,6 +406,14 @@ struct InPlace final : Way {
     int64_t tasks_m, tasks_n;
     int64_t ld;                              // of sums
     int64_t bytes_a, bytes_sums, bytes_part; // packed A, shared; all sums and those of a K block, a thread
+    bool at_once;                            // one task and one step, that need no memory
+    GemmInPlace common{};                    // what the kernels are told in every call
+
+    /** The rows of a task, in groups as equal as can be. */
+    struct Groups {
+        int count, low, taller; // so many of them have a row more than `low`
+    };
+    Groups whole; // of task_m rows
 
     static bool applies(const Gemm &g) {
         if (g.b.col != 1 || g.n == 1) return g.b.row == 1 && g.m <= g.kernel.in_place_rows && a_fits(g);
@@ -453,12 +459,23 @@ struct InPlace final : Way {
         ld = task_n + (streams ? kLine / kernel.acc_size : 0);
         bytes_sums = k_blocks() > 1 || c.col != 1 || may_repeat() ? acc_bytes(task_m * ld) : 0;
         bytes_part = streams || step < std::min(k, block_k) ? acc_bytes(task_m * ld) : 0;
+        at_once = tasks_m * tasks_n == 1 && k <= step && bytes_a + bytes_sums + bytes_part == 0;
+        common.kc = k;
+        common.a_row = packs_a ? 1 : a.row;
+        common.a_unit = packs_a ? m : a.col;
+        common.b_stride = by_rows ? b.row : b.col;
+        common.n = n;
+        common.ld = ld;
+        common.begins = common.ends = true;
+        common.c_row = c.row;
+        whole = groups_of(task_m);
     }
     int64_t workspace(int threads) const override { return bytes_a + (bytes_sums + bytes_part) * threads; }
     /** Are there two kinds of kernels, so that a task may be multiplied once more? */
     bool may_repeat() const { return kernel.unit_k > 1; }
 
     void run(const Run &r) const override {
+        if (at_once) return run_at_once(r);
         Least least_a;
         if (packs_a) // [k block][unit][row]
             parallel_for(k_blocks(), m * k < 64 * 1024 ? 1 : r.threads, [&](int64_t block, int) {
@@ -493,6 +510,30 @@ struct InPlace final : Way {
         char *sums;
     };
 
+    /** A small product takes about as long as the general way to it. */
+    void run_at_once(const Run &r) const {
+        const GemmInPlaceKernel *const kernels = by_rows ? kernel.rows[kFast] : kernel.columns[kFast];
+        GemmInPlace g = common;
+        g.alpha = r.alpha;
+        g.beta = r.beta;
+        g.a = r.a;
+        g.b = g.ahead = r.b;
+        g.c = r.c;
+        for (int group = 0; group < whole.count; ++group) {
+            const int rows = whole.low + (group < whole.taller);
+            kernels[rows](g);
+            g.a = static_cast<const char *>(g.a) + rows * a.row * size;
+            g.c = static_cast<char *>(g.c) + rows * c.row * size;
+        }
+        finish(r.c, r.d, 0, 0, m, n);
+    }
+
+    Groups groups_of(int64_t rows) const {
+        // A task has few rows, and dividing large numbers takes longer.
+        const int count = streams ? 1 : static_cast<int>(rows + kernel.in_place_rows - 1) / kernel.in_place_rows;
+        return {count, static_cast<int>(rows) / count, static_cast<int>(rows) % count};
+    }
+
     /** What the kernels fetch while they multiply a group of rows. */
     void fetch_ahead(const Run &r, const Task &t, int64_t k0, int64_t group, int64_t groups, GemmInPlace &g) const {
         g.ahead = g.b;
@@ -522,23 +563,16 @@ struct InPlace final : Way {
                                                  : by_rows ? kernel.rows[exactness]
                                                            : kernel.columns[exactness];
         int least = kLeastOfNothing;
-        // As equal as can be. A task has few rows, and dividing large numbers takes longer.
-        const int groups = streams ? 1 : static_cast<int>(t.m + kernel.in_place_rows - 1) / kernel.in_place_rows;
-        const int low = static_cast<int>(t.m) / groups, taller = static_cast<int>(t.m) % groups;
+        const auto [groups, low, taller] = t.m == task_m ? whole : groups_of(t.m);
         for (int64_t k0 = 0; k0 < k; k0 += step) {
             const bool last = k0 + step >= k;
-            GemmInPlace g;
+            GemmInPlace g = common;
             g.kc = std::min(step, k - k0);
-            g.a_row = packs_a ? 1 : a.row;
-            g.a_unit = packs_a ? m : a.col;
             g.b = at_b(r.b, k0, t.j0);
-            g.b_stride = by_rows ? b.row : b.col;
             g.n = t.n;
-            g.ld = ld;
             g.add = k0 >= block_k;
             g.begins = k0 % block_k == 0;
             g.ends = last || (k0 + step) % block_k == 0;
-            g.c_row = c.row;
             g.alpha = r.alpha;
             g.beta = r.beta;
             int64_t i = 0;
@@ -693,9 +727,9 @@ struct GemmPlan final : CpuPlan {
     }
 
     void run(const InfiniCall &call) const override {
-        char *const pc = static_cast<char *>(call.operands[0]) + g.c.offset;
+        char *const pc = static_cast<char *>(call.operands[0]);
         const bool plain = g.epilogue.kernel == nullptr;
-        char *const pd = plain ? nullptr : static_cast<char *>(call.operands[3]) + g.d.offset;
+        char *const pd = plain ? nullptr : static_cast<char *>(call.operands[3]);
         const float beta = plain ? call.beta : 0; // a graph may have been given one for an operator without it
         if (g.k == 0 || call.alpha == 0) return scale(pc, pd, beta);
         // A and B stand in the order of the problem: exchanged where the plan exchanged them.
@@ -703,15 +737,16 @@ struct GemmPlan final : CpuPlan {
         const char *const pb = static_cast<const char *>(call.operands[2]);
         char *const workspace = reinterpret_cast<char *>(
             round_up(static_cast<int64_t>(reinterpret_cast<uintptr_t>(call.workspace)), kLine));
-        const auto item = [&](int64_t i, int slot) {
-            const Run r{pc + i * g.c.batch * g.size,
-                        (g.exchanged ? pb : pa) + g.a.offset + i * g.a.batch * g.size,
-                        (g.exchanged ? pa : pb) + g.b.offset + i * g.b.batch * g.size,
-                        pd + i * g.d.batch * g.size,
-                        workspace + slot * bytes,
-                        threads_of_item,
-                        call.alpha,
+        const Run first{pc,  g.exchanged ? pb : pa, g.exchanged ? pa : pb, pd, workspace, threads_of_item, call.alpha,
                         beta};
+        if (g.batch == 1) return way->run(first);
+        const auto item = [&](int64_t i, int slot) {
+            Run r = first;
+            r.c += i * g.c.batch * g.size;
+            r.a += i * g.a.batch * g.size;
+            r.b += i * g.b.batch * g.size;
+            r.d += i * g.d.batch * g.size;
+            r.workspace += slot * bytes;
             way->run(r);
         };
         if (by_item) return parallel_for(g.batch, slots, item);

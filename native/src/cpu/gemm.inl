@@ -444,7 +444,8 @@ int gemm_rows(const GemmInPlace &g) {
     for (; j + C * N <= g.n; j += C * N) rows_tile<T, Exactness, R, C>(g, j, N, least);
     if constexpr (C > 2)
         for (; j + 2 * N <= g.n; j += 2 * N) rows_tile<T, Exactness, R, 2>(g, j, N, least);
-    for (; j < g.n; j += N) rows_tile<T, Exactness, R, 1>(g, j, g.n - j < N ? g.n - j : N, least);
+    for (; j + N <= g.n; j += N) rows_tile<T, Exactness, R, 1>(g, j, N, least);
+    if (j < g.n) rows_tile<T, Exactness, R, 1>(g, j, g.n - j, least);
     return least.exponent();
 }
 

@@ -110,7 +110,9 @@ Plan::Plan(const OpSpec &op_spec, const Handle &handle, const InfiniProblem &pro
     : spec_(op_spec), ops_(op_table), device_type_(handle.device), device_id_(handle.device_id) {
     for (int i = 0; i < spec_.n_operands; ++i) {
         operands_[i] = problem.operands[i];
-        extents_[i] = extent_of(operands_[i]);
+        const Extent elements = extent_of(operands_[i]);
+        const DtypeInfo &dtype = kDtypes[operands_[i].dtype];
+        memory_[i] = {elements.lo * dtype.size, elements.hi * dtype.size, static_cast<uintptr_t>(dtype.alignment - 1)};
     }
 }
 
@@ -133,33 +135,40 @@ infiniStatus_t Plan::create_backend_plan(const InfiniProblem &problem) {
     return status;
 }
 
+infiniStatus_t Plan::check_pointers(const InfiniCall &call) const {
+    for (int i = 0; i < spec_.n_operands; ++i)
+        if (call.operands[i] == nullptr && memory_[i].begin != memory_[i].end)
+            return fail(INFINI_STATUS_NULL_POINTER, "%s: %s is NULL and has elements", spec_.name,
+                        spec_.operand_names[i]);
+    for (int i = 0; i < spec_.n_operands; ++i) {
+        if ((reinterpret_cast<uintptr_t>(call.operands[i]) & memory_[i].misaligned) == 0) continue;
+        const DtypeInfo &dtype = kDtypes[operands_[i].dtype];
+        return fail(INFINI_STATUS_BAD_PARAM, "%s: %s at %p is not aligned to the %d bytes of %s", spec_.name,
+                    spec_.operand_names[i], call.operands[i], dtype.alignment, dtype.name);
+    }
+    return INFINI_STATUS_SUCCESS;
+}
+
 infiniStatus_t Plan::check_call(const InfiniCall &call) const {
     if (call.workspace_size < workspace_size_)
         return fail(INFINI_STATUS_INSUFFICIENT_WORKSPACE, "%s: workspace has %zu bytes, needed %zu", spec_.name,
                     call.workspace_size, workspace_size_);
     if (call.workspace == nullptr && workspace_size_ > 0)
         return fail(INFINI_STATUS_NULL_POINTER, "%s: workspace is NULL, needed %zu bytes", spec_.name, workspace_size_);
+    bool wrong = false; // perhaps
     for (int i = 0; i < spec_.n_operands; ++i) {
-        if (call.operands[i] == nullptr && extents_[i].lo != extents_[i].hi)
-            return fail(INFINI_STATUS_NULL_POINTER, "%s: %s is NULL and has elements", spec_.name,
-                        spec_.operand_names[i]);
+        const uintptr_t address = reinterpret_cast<uintptr_t>(call.operands[i]);
+        wrong |= address == 0 || (address & memory_[i].misaligned) != 0;
     }
-    for (int i = 0; i < spec_.n_operands; ++i) {
-        const DtypeInfo &dtype = kDtypes[operands_[i].dtype];
-        // A power of two: a division would cost as much as all the other checks.
-        if ((reinterpret_cast<uintptr_t>(call.operands[i]) & static_cast<uintptr_t>(dtype.alignment - 1)) != 0)
-            return fail(INFINI_STATUS_BAD_PARAM, "%s: %s at %p is not aligned to the %d bytes of %s", spec_.name,
-                        spec_.operand_names[i], call.operands[i], dtype.alignment, dtype.name);
-    }
+    if (wrong)
+        if (const infiniStatus_t status = check_pointers(call)) return status;
     for (int o = 0; o < spec_.n_outputs; ++o) {
-        for (int i = 0; i < spec_.n_operands; ++i) {
-            if (i == o || (i < spec_.n_outputs && i < o)) continue;
+        for (int i = o + 1; i < spec_.n_operands; ++i) {
             const char *output = static_cast<const char *>(call.operands[o]),
                        *other = static_cast<const char *>(call.operands[i]);
-            const int64_t size_o = kDtypes[operands_[o].dtype].size, size_i = kDtypes[operands_[i].dtype].size;
             // Most calls end here: the byte ranges are apart.
-            if (output + extents_[o].hi * size_o <= other + extents_[i].lo * size_i ||
-                other + extents_[i].hi * size_i <= output + extents_[o].lo * size_o)
+            if (output + memory_[o].end <= other + memory_[i].begin ||
+                other + memory_[i].end <= output + memory_[o].begin)
                 continue;
             if ((spec_.may_alias[o] >> i & 1) != 0 && output == other && same_layout(operands_[o], operands_[i]))
                 continue;
@@ -173,9 +182,7 @@ infiniStatus_t Plan::check_call(const InfiniCall &call) const {
     for (int i = 0; workspace_size_ > 0 && i < spec_.n_operands; ++i) {
         const char *const operand = static_cast<const char *>(call.operands[i]);
         const char *const workspace = static_cast<const char *>(call.workspace);
-        const int64_t size = kDtypes[operands_[i].dtype].size;
-        if (workspace + workspace_size_ <= operand + extents_[i].lo * size ||
-            operand + extents_[i].hi * size <= workspace)
+        if (workspace + workspace_size_ <= operand + memory_[i].begin || operand + memory_[i].end <= workspace)
             continue;
         InfiniOperand bytes{};
         bytes.dtype = INFINI_DTYPE_U8;

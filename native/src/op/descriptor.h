@@ -76,6 +76,8 @@ public:
     size_t workspace_size() const { return workspace_size_; }
 
 private:
+    infiniStatus_t check_pointers(const InfiniCall &call) const;
+
     const OpSpec &spec_;
     const InfiniOpTable *ops_;
     infiniDevice_t device_type_;
@@ -84,7 +86,10 @@ private:
     void *backend_plan_ = nullptr;
     size_t workspace_size_ = 0;
     InfiniOperand operands_[INFINI_MAX_OPERANDS]; // as reduced: the same bytes as the caller described
-    Extent extents_[INFINI_MAX_OPERANDS];
+    struct Memory {
+        int64_t begin, end;   // bytes from the operand's pointer
+        uintptr_t misaligned; // bits that the pointer must not have
+    } memory_[INFINI_MAX_OPERANDS];
 };
 
 /** An operator descriptor: the public prefix and a share of the plan. */
