@@ -16,6 +16,15 @@ INFINI_INLINE VH operator+(VH a, VH b) { return {_mm256_fmadd_ps(a.v, _mm256_set
 INFINI_INLINE VH operator*(VH a, VH b) { return {_mm256_mul_ps(a.v, b.v)}; }
 INFINI_INLINE VH fma(VH a, VH b, VH c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 INFINI_INLINE void store(float *p, VH x) { _mm256_storeu_ps(p, x.v); }
+/* Eight elements. A conversion that reads memory by itself takes no shuffle, as one from a register does. */
+INFINI_INLINE VH load_eight(const float *p) { return {_mm256_loadu_ps(p)}; }
+INFINI_INLINE VH load_eight(const f16 *p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)))};
+}
+INFINI_INLINE VH load_eight(const bf16 *p) {
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16))};
+}
 
 template <>
 struct PartOf<f16> {
@@ -37,14 +46,6 @@ INFINI_INLINE Block<f16> unpack(const Packed<f16> &x) {
     for (int i = 0; i < 4; ++i) block.part[i].v = _mm256_cvtph_ps(x.v[i]);
     return block;
 }
-/** Vector by vector, so that each conversion reads memory by itself: from a register it takes a shuffle more. */
-INFINI_INLINE Block<f16> load_block(const f16 *p) {
-    Block<f16> block;
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i)
-        block.part[i].v = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p + i * VH::N)));
-    return block;
-}
 INFINI_INLINE Packed<f16> pack(const Block<f16> &x) {
     Packed<f16> packed;
 #pragma GCC unroll 4
@@ -52,16 +53,15 @@ INFINI_INLINE Packed<f16> pack(const Block<f16> &x) {
         packed.v[i] = _mm256_cvtps_ph(x.part[i].v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     return packed;
 }
-INFINI_INLINE void load_parts(VH (&x)[4], const float *p) {
+template <class From>
+INFINI_INLINE void load_parts(VH (&x)[4], const From *p) {
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) x[i].v = _mm256_loadu_ps(p + i * VH::N);
+    for (int i = 0; i < 4; ++i) x[i] = load_eight(p + i * VH::N);
 }
-INFINI_INLINE void load_parts(VH (&x)[4], const bf16 *p) {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p + i * VH::N));
-        x[i].v = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-    }
+INFINI_INLINE Block<f16> load_block(const f16 *p) {
+    Block<f16> block;
+    load_parts(block.part, p);
+    return block;
 }
 
 /* BF16: part 0 holds the elements of even index, part 1 those of odd index, which the upper half of a 32-bit lane is already:

@@ -21,33 +21,14 @@ void copy_row(void *dst_, int64_t stride_dst, const void *src_, int64_t stride_s
     for (int64_t i = 0; i < n; ++i) write(dst + i * stride_dst, read(src + i * stride_src));
 }
 
-constexpr int64_t kLine = 64; // bytes of a cache line
-
 #if defined(__SSE2__)
-/* interleave_*: the elements of two vectors in turns, of the lower or the upper half of each 128-bit lane. */
-#define INFINI_INTERLEAVE(V, PREFIX)                                                       \
-    template <int kSize>                                                                   \
-    INFINI_INLINE V interleave_low(V a, V b) {                                             \
-        if (kSize == 1) return PREFIX##_unpacklo_epi8(a, b);                               \
-        if (kSize == 2) return PREFIX##_unpacklo_epi16(a, b);                              \
-        return kSize == 4 ? PREFIX##_unpacklo_epi32(a, b) : PREFIX##_unpacklo_epi64(a, b); \
-    }                                                                                      \
-    template <int kSize>                                                                   \
-    INFINI_INLINE V interleave_high(V a, V b) {                                            \
-        if (kSize == 1) return PREFIX##_unpackhi_epi8(a, b);                               \
-        if (kSize == 2) return PREFIX##_unpackhi_epi16(a, b);                              \
-        return kSize == 4 ? PREFIX##_unpackhi_epi32(a, b) : PREFIX##_unpackhi_epi64(a, b); \
-    }
-
 /* gather: pieces of 16 bytes, side by side; piece(i) points to the one for lane i. Lanes that come from memory keep the units
  * free that interleave. */
-INFINI_INTERLEAVE(__m128i, _mm)
 template <class Piece>
 INFINI_INLINE void gather(__m128i &x, Piece piece) {
     x = load_bytes<__m128i>(piece(0));
 }
 #if defined(__AVX2__)
-INFINI_INTERLEAVE(__m256i, _mm256)
 template <class Piece>
 INFINI_INLINE void gather(__m256i &x, Piece piece) {
     const __m128i low = load_bytes<__m128i>(piece(0)), high = load_bytes<__m128i>(piece(1));
@@ -55,7 +36,6 @@ INFINI_INLINE void gather(__m256i &x, Piece piece) {
 }
 #endif
 #if defined(__AVX512F__)
-INFINI_INTERLEAVE(__m512i, _mm512)
 template <class Piece>
 INFINI_INLINE void gather(__m512i &x, Piece piece) {
     __m256i low, high;
@@ -63,13 +43,7 @@ INFINI_INLINE void gather(__m512i &x, Piece piece) {
     gather(high, [&](int lane) { return piece(lane + 2); });
     x = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
-using Wide = __m512i;
-#elif defined(__AVX2__)
-using Wide = __m256i;
-#else
-using Wide = __m128i;
 #endif
-#undef INFINI_INTERLEAVE
 #endif
 
 /** n < kLine bytes. */
@@ -151,13 +125,10 @@ void transpose_elements(Dst dst, Src src, int64_t rows, int64_t cols) {
 }
 
 #if defined(__SSE2__)
-/** Rows of sizeof(V) bytes from 16 bytes of each of as many columns. In each lane, a step interleaves vectors half of them apart;
- *  after log2(kRows) steps every bit of the column number has moved into the row number. fetch() is called once a row, between
- *  loads. */
+/** Rows of sizeof(V) bytes from 16 bytes of each of as many columns. fetch() is called once a row, between loads. */
 template <class T, class V, class Src, class Fetch>
 INFINI_INLINE void load_transposed(V (&x)[16 / sizeof(T)], Src src, Fetch &&fetch) {
     constexpr int kRows = 16 / sizeof(T), kLanes = sizeof(V) / 16;
-    V y[kRows];
     Src column[kLanes];
 #pragma GCC unroll 4
     for (int lane = 0; lane < kLanes; ++lane) column[lane] = src.of(lane * kRows, 0);
@@ -168,16 +139,7 @@ INFINI_INLINE void load_transposed(V (&x)[16 / sizeof(T)], Src src, Fetch &&fetc
         for (int lane = 0; lane < kLanes; ++lane) column[lane].advance();
         fetch();
     }
-#pragma GCC unroll 4
-    for (int step = 1; step < kRows; step *= 2) {
-#pragma GCC unroll 8
-        for (int i = 0; i < kRows / 2; ++i) {
-            y[2 * i] = interleave_low<sizeof(T)>(x[i], x[i + kRows / 2]);
-            y[2 * i + 1] = interleave_high<sizeof(T)>(x[i], x[i + kRows / 2]);
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < kRows; ++i) x[i] = y[i];
-    }
+    transpose_lanes<sizeof(T)>(x);
 }
 template <class V, bool kStream, class T, class Dst, class Src, class Fetch>
 INFINI_INLINE void transpose_block(Dst dst, Src src, Fetch &&fetch) {

@@ -23,3 +23,4 @@ struct u128 {
 #endif
 #include "cpu/vec_common.inl"
 #include "cpu/block.inl"
+#include "cpu/lanes.inl"
