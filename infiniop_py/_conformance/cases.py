@@ -463,6 +463,8 @@ def _gemm_sizes() -> Iterator[Case]:
         for k in BLOCKS:
             yield gemm(6, 19, k, dtype)
             yield gemm(1, 33, k, dtype, ("C", "C", "T"))
+        for n in (1, 4, 7, 8, 9, 12, 20, 31, 67):  # a vector times columns, of which some are taken at a time
+            yield gemm(1, n, 70, dtype, ("C", "C", "T"))
         for m, n in itertools.product((1, 2, 3, 4, 5, 8), repeat=2):
             yield gemm(m, n, 3, dtype)
         for m, n, k in sizes(
@@ -587,6 +589,7 @@ def _gemm_values() -> Iterator[Case]:
             yield gemm(m, n, k, dtype, data="large")
             yield gemm(m, n, k, dtype, data="subnormal")
             yield gemm(m, n, k, dtype, data="subnormal", beta=1.0)
+        yield gemm(1, 40, 70, dtype, ("C", "C", "T"), data="subnormal")
         for m, n, k in sizes("3x2x5 9x33x17 40x64x300 3x1101x263"):
             yield gemm(m, n, k, dtype, data="nonfinite")
         for m, n, k in sizes("13x35x1 13x35x5 30x70x64 4x1101x263"):

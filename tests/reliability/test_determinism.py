@@ -224,6 +224,9 @@ def test_a_row_of_a_product_in_any_company(
     """Whatever M and its place are, alone or in a batch, for any number of threads: numbers of rows on both
     sides of where another way to multiply is chosen, or another height of its tiles."""
     a, b = _normal(rng, dtype, 600, k), _laid(_normal(rng, dtype, k, 83), "T" if transposed else "C")
+    half = k // 2  # of which the other is the opposite, so that results are what rounding leaves of a sum
+    a[:, half : 2 * half], b[half : 2 * half] = -a[:, :half], b[:half]
+    b[0, 40] = 1e-40  # subnormal in BF16: beside it nothing is multiplied by instructions that flush
     num_threads(1)
     whole = infiniop_py.gemm(a, b)
 

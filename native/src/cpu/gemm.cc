@@ -4,19 +4,19 @@
  *            contiguous, of any size, since a K block of B's part in a task stays in the second-level cache; every dtype
  *            where A has few rows, or not many and K is short. A is not packed either, unless it must be converted. Very
  *            few rows of A are multiplied by long runs of some rows of a B that comes from memory; with a small cache, few
- *            rows by short blocks of K.
+ *            rows by short blocks of K; one row by some columns of B over all of K (gemv.inl).
  *  columns   so few rows that a K block of A stays in the second-level cache beside B's: A is packed once, as a whole; threads
  *            share the columns of C, and each packs the part of B that it needs: at once, or where B comes from memory while
  *            the K block before is multiplied. Between the threads there is nothing to wait for, and no line of B that one
  *            of them wrote and another reads.
- *  blocked   all else. C is cut into blocks, K into blocks of kBlockUnits. B is packed into panels of the register tile's width,
+ *  blocked   all else. C is cut into blocks, K into blocks of kGemmBlockUnits. B is packed into panels of the register tile's width,
  *            converted to the type sums are kept in on the way, while the threads are still busy with the block before; each
  *            task packs its own rows of A into its thread's second-level cache.
  *
  *  An epilogue is applied by each task to its part of C as soon as all of K is in it, and while it is in the cache.
  *
  *  Whatever the way, an element of C is the sum over k in ascending order (of units of k, see GemmKernel), one partial sum for
- *  each kBlockUnits of them: the order depends on K alone, so a row of C has the same bits whatever M, N, the batch or the
+ *  each kGemmBlockUnits of them: the order depends on K alone, so a row of C has the same bits whatever M, N, the batch or the
  *  number of threads are. */
 #include <algorithm>
 #include <atomic>
@@ -31,7 +31,6 @@ namespace infini {
 
 namespace {
 
-constexpr int64_t kBlockUnits = 256;        // of k, in all ways: it decides the order of sums
 constexpr double kFlopsPerThread = 1 << 20; // fewer are done before a second thread is awake
 constexpr int64_t kLine = 64;
 constexpr int64_t kFarB = 12 << 20; // bytes of B from which on it comes from memory, and is streamed or packed ahead
@@ -114,7 +113,7 @@ struct Epilogue {
 struct Gemm {
     GemmKernel kernel;
     int64_t size;    // bytes of an element
-    int64_t block_k; // kBlockUnits, in elements
+    int64_t block_k; // kGemmBlockUnits, in elements
     int64_t batch, m, n, k;
     Matrix c, a, b, d; // d: of the epilogue, if there is one
     Epilogue epilogue;
@@ -126,7 +125,7 @@ struct Gemm {
         const InfiniOperand &dc = problem.operands[0], &da = problem.operands[1], &db = problem.operands[2];
         kernel = kernels().gemm[dc.dtype];
         size = kDtypes[dc.dtype].size;
-        block_k = kBlockUnits * kernel.unit_k;
+        block_k = kGemmBlockUnits * kernel.unit_k;
         const auto matrix = [&](const InfiniOperand &x) { return Matrix{x.stride[0], x.stride[1], x.stride[2]}; };
         batch = dc.shape[0];
         m = dc.shape[1];
@@ -443,21 +442,28 @@ struct InPlace final : Way {
         streams = by_rows && may_stream(*this);
         const bool short_steps = by_rows && !streams && m <= kInPlaceFewRows && far_b(*this);
         fetches = !short_steps && n > (by_rows ? kRowsNearB : kColumnsNearB) / size / k;
-        step = short_steps ? kInPlaceShortStep : by_rows && !streams ? std::min(kInPlaceStep, block_k) : block_k;
+        const bool gemv = !by_rows && m == 1;
+        step = short_steps           ? kInPlaceShortStep
+               : by_rows && !streams ? std::min(kInPlaceStep, block_k)
+               : gemv                ? k
+                                     : block_k;
         const bool one_group = m <= kernel.in_place_rows; // has no use for B in the cache once it is multiplied
         int64_t run = (m > kInPlaceFewRows || (short_steps && one_group) ? kInPlaceRun : kInPlaceFewRowsRun) / size;
         if (streams) { // equal shares, as many for each thread
             const int64_t round = threads * kStreamRun / kernel.acc_size;
             run = ceil_div(n, threads * std::max<int64_t>((n + round / 2) / round, 1));
         }
-        task_n = std::min(by_rows ? round_up(run, nr) : nr, round_up(ceil_div(n, threads), nr));
+        task_n = std::min(by_rows ? round_up(run, nr)
+                          : gemv  ? std::max(nr, kGemvColumns)
+                                  : nr,
+                          round_up(ceil_div(n, threads), nr));
         while (threads > 1 && task_m > 32 && ceil_div(m, task_m) * ceil_div(n, task_n) < threads * kEach) task_m -= 8;
         tasks_m = ceil_div(m, task_m);
         tasks_n = ceil_div(n, task_n);
-        bytes_a = packs_a ? acc_bytes(k_blocks() * kBlockUnits * m) : 0;
+        bytes_a = packs_a ? acc_bytes(k_blocks() * kGemmBlockUnits * m) : 0;
         // Rows of a power of 2 would meet in one set of the first-level cache.
         ld = task_n + (streams ? kLine / kernel.acc_size : 0);
-        bytes_sums = k_blocks() > 1 || c.col != 1 || may_repeat() ? acc_bytes(task_m * ld) : 0;
+        bytes_sums = k > std::max(step, block_k) || c.col != 1 || may_repeat() ? acc_bytes(task_m * ld) : 0;
         bytes_part = streams || step < std::min(k, block_k) ? acc_bytes(task_m * ld) : 0;
         at_once = tasks_m * tasks_n == 1 && k <= step && bytes_a + bytes_sums + bytes_part == 0;
         common.kc = k;
@@ -480,8 +486,8 @@ struct InPlace final : Way {
         if (packs_a) // [k block][unit][row]
             parallel_for(k_blocks(), m * k < 64 * 1024 ? 1 : r.threads, [&](int64_t block, int) {
                 const int64_t k0 = block * block_k;
-                least_a.meet(kernel.pack(r.workspace + block * kBlockUnits * m * kernel.acc_size, 0, at_a(r.a, 0, k0),
-                                         a.row, a.col, m, m, std::min(block_k, k - k0)));
+                least_a.meet(kernel.pack(r.workspace + block * kGemmBlockUnits * m * kernel.acc_size, 0,
+                                         at_a(r.a, 0, k0), a.row, a.col, m, m, std::min(block_k, k - k0)));
             });
         parallel_for(tasks_m * tasks_n, r.threads, [&](int64_t t, int slot) {
             const int64_t i0 = tasks_m == 1 ? 0 : t % tasks_m * task_m,
@@ -540,8 +546,8 @@ struct InPlace final : Way {
         g.ahead_every = 0;
         if (!by_rows) {
             g.ahead_every = fetches;
-            g.ahead = k0 + block_k < k ? at_b(r.b, k0 + block_k, t.j0)
-                                       : at_b(r.b, 0, std::min(t.j0 + r.threads * task_n, n - 1));
+            g.ahead =
+                k0 + step < k ? at_b(r.b, k0 + step, t.j0) : at_b(r.b, 0, std::min(t.j0 + r.threads * task_n, n - 1));
             return;
         }
         if (streams) return;
@@ -603,7 +609,7 @@ struct Columns final : Way {
 
     /** Few rows, and an A that may be packed as a whole; K alone can be as long as 0 strides allow. */
     static bool applies(const Gemm &g) {
-        return g.m <= kColumnsA / g.acc_bytes(kBlockUnits) && g.k <= kFewRowsOfA / g.m;
+        return g.m <= kColumnsA / g.acc_bytes(kGemmBlockUnits) && g.k <= kFewRowsOfA / g.m;
     }
 
     Columns(const Gemm &gemm, int threads) : Way(gemm) {
@@ -613,7 +619,7 @@ struct Columns final : Way {
         tasks_n = ceil_div(n, task_n);
         tasks_m = std::min(panels_m, ceil_div(threads, tasks_n)); // each of which packs B for itself
         packs_ahead = k_blocks() > 1 && n > kFarB / size / k;
-        bytes_a = acc_bytes(m * k_blocks() * kBlockUnits);
+        bytes_a = acc_bytes(m * k_blocks() * kGemmBlockUnits);
         bytes_b = task_n / nr * panel_b(units(std::min(k, block_k)));
         // They wait here for the next K block; those of the last one are stored at once.
         bytes_sums = tile_bytes() * (k_blocks() > 1 ? ceil_div(panels_m, tasks_m) * (task_n / nr) : 1);

@@ -176,6 +176,18 @@ INFINI_INLINE void pack_transposed(typename Units<T>::Unit *panel_, const T *src
     }
 }
 
+/** A panel of width 1: elements that are neighbours already. */
+template <class T>
+INFINI_INLINE void pack_row(typename Units<T>::Unit *panel, const T *src, int64_t kc, typename Units<T>::Least &least) {
+    using U = Units<T>;
+    using V = typename U::Sums;
+    auto *const to = reinterpret_cast<typename V::Scalar *>(panel);
+    constexpr int64_t kBlock = int64_t{V::N} * U::kDepth;
+    int64_t k = 0;
+    for (; k + kBlock <= kc; k += kBlock) store(to + k / U::kDepth, U::along_k(src + k, kBlock, least));
+    if (k < kc) store_n(to + k / U::kDepth, U::along_k(src + k, kc - k, least), (kc - k + U::kDepth - 1) / U::kDepth);
+}
+
 /** to[i] = the unit of column i. Something may be written up to to[room]. */
 template <class T>
 INFINI_INLINE void pack_across(typename Units<T>::Unit *to, const T *from, const T *next_k, int64_t n, int64_t room,
@@ -203,6 +215,10 @@ int gemm_pack(void *panels_, int64_t panel_stride, const void *src_, int64_t str
     auto *panels = static_cast<typename U::Unit *>(panels_);
     const T *src = static_cast<const T *>(src_);
     typename U::Least least;
+    if (stride_k == 1 && width == 1) {
+        for (int64_t w = 0; w < count; ++w) pack_row(panels + w * panel_stride, src + w * stride_w, kc, least);
+        return least.exponent();
+    }
     if (stride_k == 1 && stride_w != 1) {
         for (int64_t w = 0; w < count; w += width)
             pack_transposed(panels + w / width * panel_stride, src + w * stride_w, stride_w,
@@ -586,6 +602,8 @@ int gemm_columns(const GemmInPlace &g) {
     return least.exponent();
 }
 
+#include "cpu/gemv.inl"
+
 template <class T>
 void gemm_store(void *c_, int64_t row_stride, int64_t col_stride, const void *sums_, int64_t ld, int64_t m, int64_t n,
                 float alpha_, float beta_) {
@@ -625,8 +643,12 @@ constexpr void fill_multiply(GemmKernel &kernel) {
 template <class T, int Exactness, int R>
 constexpr void fill_in_place(GemmKernel &kernel) {
     kernel.rows[Exactness][R] = gemm_rows<T, Exactness, R>;
-    kernel.columns[Exactness][R] = gemm_columns<T, Exactness, R>;
-    if constexpr (R > 1) fill_in_place<T, Exactness, R - 1>(kernel);
+    if constexpr (R > 1) {
+        kernel.columns[Exactness][R] = gemm_columns<T, Exactness, R>;
+        fill_in_place<T, Exactness, R - 1>(kernel);
+    } else {
+        kernel.columns[Exactness][R] = gemv<T, Exactness>;
+    }
 }
 
 template <class T, int Exactness, int R>

@@ -77,9 +77,11 @@ struct GemmFetch {
 using GemmMultiply = void (*)(int64_t units, const void *a_panel, const void *b_panel, const void *in, void *out,
                               GemmFetch *fetch); // null: nothing to fetch
 
-constexpr int kGemmStepsTogether = 4; // of the register kernel, after which it may fetch something
-constexpr int kStreamRows = 6;        // most of A for which B is streamed
-constexpr int kGemmMaxRows = 12;      // of any instruction set's tile
+constexpr int64_t kGemmBlockUnits = 256; // of k, a K block: it decides the order of sums
+constexpr int kGemmStepsTogether = 4;    // of the register kernel, after which it may fetch something
+constexpr int64_t kGemvColumns = 32;     // of B that a gemv multiplies at a time
+constexpr int kStreamRows = 6;           // most of A for which B is streamed
+constexpr int kGemmMaxRows = 12;         // of any instruction set's tile
 
 /** A few rows of A times kc rows of a B that is read where it lies, in order of k. Strides in elements, those of A in units. */
 struct GemmInPlace {
@@ -124,7 +126,7 @@ struct GemmKernel {
     GemmInPlaceKernel rows[2][kGemmMaxRows + 1]; // b[k * b_stride + j]
     /** The same for a B from memory, whole K blocks; null for more rows than it pays for. */
     GemmInPlaceKernel streams[2][kStreamRows + 1];
-    GemmInPlaceKernel columns[2][kGemmMaxRows + 1]; // b[j * b_stride + k]
+    GemmInPlaceKernel columns[2][kGemmMaxRows + 1]; // b[j * b_stride + k]; that of one row takes any number of K blocks
     /** c[i * row_stride + j * col_stride] = alpha * sums[i * ld + j] + beta * c[...] for i < m, j < n, rounded once. c is not read
      *  when beta is 0. */
     void (*store)(void *c, int64_t row_stride, int64_t col_stride, const void *sums, int64_t ld, int64_t m, int64_t n,

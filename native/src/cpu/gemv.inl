@@ -1,0 +1,259 @@
+/* One row of A times a B whose columns are contiguous in k. Every element of B is used once, so what counts is what it takes to
+ * bring it to the lane of its column, and that memory is read in long runs: some columns at a time, over all of K, and a cache line
+ * of each after the other, since columns that are a power of 2 apart meet in one set of the first-level cache. */
+
+/* ---- by squares of N x N elements, transposed in registers --------------------------------------------------------------- */
+
+/** Squares side by side, so that short vectors need not wait for their sums. Measured: more than eight columns are too many to
+ *  read at a time if they are a power of 2 apart or come from memory. */
+template <class T>
+constexpr int kSideBySide = Units<T>::Sums::N < 8 ? 8 / Units<T>::Sums::N : 1;
+
+/** to[i] = the sum of column i of Tiles * N, or if not Whole, of the first `count`. `ahead`: as many columns of B that come next, or
+ *  null. */
+template <class T, int Exactness, int Tiles, bool Whole>
+INFINI_INLINE void sum_squares(typename Units<T>::Sums::Scalar *to, const typename Units<T>::Unit *a, int64_t a_unit,
+                               int64_t k, const T *b, int64_t stride_, int64_t count, const T *ahead,
+                               typename Units<T>::Least &least) {
+    using U = Units<T>;
+    using V = typename U::Sums;
+    constexpr int N = V::N;
+    constexpr int64_t kSquare = int64_t{N} * U::kDepth, kBlock = kGemmBlockUnits * U::kDepth;
+    constexpr int64_t kLineSquares = kLine / sizeof(T) < kSquare ? 1 : kLine / sizeof(T) / kSquare;
+    V sums[Tiles], all[Tiles];
+#pragma GCC unroll 4
+    for (int tile = 0; tile < Tiles; ++tile) all[tile] = zero(V{});
+    const int64_t stride = opaque(stride_);
+    const auto square = [&](int tile, int64_t at, int64_t left) INFINI_INLINE_LAMBDA {
+        const T *const from = opaque(b + tile * N * stride + at * U::kDepth);
+        V x[N];
+#pragma GCC unroll 16
+        for (int i = 0; i < N; ++i) x[i] = Whole || i < count ? U::along_k(from + i * stride, left, least) : zero(V{});
+        transpose(x);
+#pragma GCC unroll 16
+        for (int u = 0; u < N; ++u) {
+            if (u * U::kDepth >= left) break;
+            sums[tile] = multiply_add<Exactness>(broadcast(a[(at + u) * a_unit]), U::vector(x[u]), sums[tile]);
+        }
+    };
+    for (int64_t rest = k; rest > 0; rest -= kBlock) {
+        const T *next = ahead == nullptr || rest <= kBlock ? ahead : b + kBlock;
+#pragma GCC unroll 4
+        for (int tile = 0; tile < Tiles; ++tile) sums[tile] = zero(V{});
+        int64_t left = rest < kBlock ? rest : kBlock;
+        for (; left >= kLineSquares * kSquare; left -= kLineSquares * kSquare) {
+#pragma GCC unroll 4
+            for (int tile = 0; tile < Tiles; ++tile) {
+                if (next != nullptr)
+#pragma GCC unroll 16
+                    for (int i = 0; i < N; ++i) __builtin_prefetch(next + (tile * N + i) * stride, 0, 2);
+#pragma GCC unroll 4
+                for (int64_t at = 0; at < kLineSquares; ++at) square(tile, at * N, kSquare);
+            }
+            if (next != nullptr) next += kLineSquares * kSquare;
+            a += kLineSquares * N * a_unit;
+            b += kLineSquares * kSquare;
+        }
+        for (; left > 0; left -= kSquare) {
+#pragma GCC unroll 4
+            for (int tile = 0; tile < Tiles; ++tile) square(tile, 0, left < kSquare ? left : kSquare);
+            a += N * a_unit;
+            b += left < kSquare ? left : kSquare;
+        }
+#pragma GCC unroll 4
+        for (int tile = 0; tile < Tiles; ++tile) all[tile] = rest == k ? sums[tile] : all[tile] + sums[tile];
+    }
+#pragma GCC unroll 4
+    for (int tile = 0; tile < Tiles; ++tile) store(to + tile * N, all[tile]);
+}
+
+/* ---- halves: by cache lines, transposed on their way to a buffer ---------------------------------------------------------- */
+
+#if defined(__AVX2__)
+/* They are moved before they are converted, while they are half as large, and within lanes of 16 bytes, by shuffles of whole
+ * vectors. From the buffer, 16 bytes at a time are converted and multiplied: a unit of eight columns, or of four where units
+ * are pairs. */
+template <class T>
+struct Piece16 {
+    using Sums = VH;
+    template <int Exactness>
+    static INFINI_INLINE Sums multiply_add(float a, const char *units, Sums sums) {
+        return fma(splat<VH>(a), load_eight(reinterpret_cast<const T *>(units)), sums);
+    }
+    static INFINI_INLINE void meet(Wide, typename Units<T>::Least &) {}
+};
+
+#if defined(__AVX512BF16__)
+struct VQ {
+    static constexpr int N = 4;
+    __m128 v;
+};
+INFINI_INLINE VQ zero(VQ) { return {_mm_setzero_ps()}; }
+INFINI_INLINE VQ operator+(VQ a, VQ b) { return {_mm_add_ps(a.v, b.v)}; }
+INFINI_INLINE void store(float *p, VQ x) { _mm_storeu_ps(p, x.v); }
+
+template <>
+struct Piece16<bf16> {
+    using Sums = VQ;
+    template <int Exactness>
+    static INFINI_INLINE Sums multiply_add(pair a_, const char *units, Sums sums) {
+        const __m128i a = _mm_set1_epi32(static_cast<int>(a_.bits)), b = load_bytes<__m128i>(units);
+        if constexpr (Exactness == kFast)
+            return {_mm_dpbf16_ps(sums.v, reinterpret_cast<__m128bh>(a), reinterpret_cast<__m128bh>(b))};
+        const auto first = [](__m128i x) { return _mm_castsi128_ps(_mm_slli_epi32(x, 16)); };
+        const auto second = [](__m128i x) { return _mm_castsi128_ps(_mm_and_si128(x, _mm_set1_epi32(~0xffff))); };
+        return {_mm_fmadd_ps(first(a), first(b), _mm_fmadd_ps(second(a), second(b), sums.v))};
+    }
+    static INFINI_INLINE void meet(Wide x, Units<bf16>::Least &least) { least.meet(x); }
+};
+#endif
+
+/** Columns of B, `step` bytes apart. */
+struct ByteColumns {
+    const char *p;
+    int64_t step, step_3;
+
+    INFINI_INLINE ByteColumns(const void *first, int64_t bytes)
+        : p(static_cast<const char *>(first)), step(opaque(bytes)), step_3(opaque(3 * bytes)) {}
+    /** f(number, address) for N of them. Else the compiler would keep more addresses than there are registers. */
+    template <int N, class F>
+    INFINI_INLINE void each(int64_t first, int64_t byte, F &&f) const {
+        const char *at = opaque(p + first * step + byte);
+#pragma GCC unroll 2
+        for (int i = 0; i < N; i += 4, at = opaque(at + 4 * step)) {
+            f(i, at);
+            f(i + 1, at + step);
+            f(i + 2, at + 2 * step);
+            f(i + 3, at + step_3);
+        }
+    }
+};
+
+/** A cache line of each of N columns: to [unit of a lane][lane][column]. */
+template <class T, int N>
+INFINI_INLINE void transpose_line(char *to, const ByteColumns &b, int64_t first, int64_t byte,
+                                  typename Units<T>::Least &least) {
+#pragma GCC unroll 2
+    for (int64_t at = 0; at < kLine; at += sizeof(Wide)) {
+        Wide x[N];
+        b.each<N>(first, byte + at, [&](int i, const char *p) INFINI_INLINE_LAMBDA {
+            x[i] = load_bytes<Wide>(p);
+            Piece16<T>::meet(x[i], least);
+        });
+        transpose_lanes<16 / N>(x);
+#pragma GCC unroll 8
+        for (int i = 0; i < N; ++i) put<false>(to + i * kLine + at, x[i]);
+    }
+}
+/** sums += the products of a unit with Groups of columns. */
+template <class T, int Exactness, int Groups>
+INFINI_INLINE void multiply_unit(typename Piece16<T>::Sums (&sums)[Groups], typename Units<T>::Unit a,
+                                 const char *lines) {
+#pragma GCC unroll 8
+    for (int64_t group = 0; group < Groups; ++group)
+        sums[group] =
+            Piece16<T>::template multiply_add<Exactness>(a, lines + group * Piece16<T>::Sums::N * kLine, sums[group]);
+}
+
+/** to[i] = the sum of column i of Groups. k is whole units, and a line or more. `ahead`: as many columns of B that come next, or
+ *  null. */
+template <class T, int Exactness, int Groups>
+INFINI_INLINE void sum_lines(float *to, const typename Units<T>::Unit *a, int64_t k, const T *b_, int64_t stride,
+                             const T *ahead_, typename Units<T>::Least &least) {
+    using Sums = typename Piece16<T>::Sums;
+    constexpr int64_t N = Sums::N, kUnitBytes = 16 / N, kUnits = kLine / kUnitBytes;
+    constexpr int64_t kBlockBytes = kGemmBlockUnits * kUnitBytes;
+    const ByteColumns b(b_, stride * static_cast<int64_t>(sizeof(T)));
+    const char *const ahead = reinterpret_cast<const char *>(ahead_);
+    alignas(kLine) char buffer[Groups * N * kLine];
+    // Else the compiler would keep vectors that it has just stored, and take these apart.
+    const char *const lines = opaque(static_cast<const char *>(buffer));
+    Sums all[Groups];
+#pragma GCC unroll 8
+    for (int i = 0; i < Groups; ++i) all[i] = zero(Sums{});
+    const int64_t end = k * static_cast<int64_t>(sizeof(T));
+    for (int64_t block = 0; block < end; block += kBlockBytes) {
+        Sums sums[Groups];
+#pragma GCC unroll 8
+        for (int i = 0; i < Groups; ++i) sums[i] = zero(Sums{});
+        const int64_t block_end = end - block < kBlockBytes ? end : block + kBlockBytes;
+        ByteColumns next = b; // of which as much is fetched as is multiplied
+        next.p = block_end < end ? b.p + kBlockBytes : ahead - block;
+        int64_t at = block;
+        for (; at + kLine <= block_end; at += kLine) {
+#pragma GCC unroll 8
+            for (int i = 0; i < Groups; ++i) {
+                transpose_line<T, N>(buffer + i * N * kLine, b, i * N, at, least);
+                if (ahead != nullptr)
+                    next.each<N>(i * N, at,
+                                 [](int, const char *p) INFINI_INLINE_LAMBDA { __builtin_prefetch(p, 0, 2); });
+            }
+            const char *lane = lines;
+            for (const auto *const a_end = a + kUnits; a < a_end; a += N, lane += 16)
+#pragma GCC unroll 8
+                for (int64_t u = 0; u < N; ++u) multiply_unit<T, Exactness, Groups>(sums, a[u], lane + u * kLine);
+        }
+        if (at < block_end) { // of a line that begins in the one before
+            for (int i = 0; i < Groups; ++i) transpose_line<T, N>(buffer + i * N * kLine, b, i * N, end - kLine, least);
+            for (int64_t u = kUnits - (end - at) / kUnitBytes; u < kUnits; ++u, ++a)
+                multiply_unit<T, Exactness, Groups>(sums, *a, lines + u % N * kLine + u / N * 16);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < Groups; ++i) all[i] = block == 0 ? sums[i] : all[i] + sums[i];
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < Groups; ++i) store(to + i * N, all[i]);
+}
+#endif
+
+/* ---- the product --------------------------------------------------------------------------------------------------------- */
+
+/** Sums of `columns` of B, at most kGemvColumns, as many at a time as is best. Where the last ones are fewer, some are summed up again. */
+template <class T, int Exactness>
+INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const GemmInPlace &g, const T *b, int64_t columns,
+                               const T *ahead, typename Units<T>::Least &least) {
+    using V = typename Units<T>::Sums;
+    const auto *const a = static_cast<const typename Units<T>::Unit *>(g.a);
+    int64_t i = 0;
+#if defined(__AVX2__)
+    if constexpr (sizeof(T) == 2) {
+        constexpr int64_t kFew = 8, kGroup = Piece16<T>::Sums::N;
+        if (columns == kGemvColumns && g.kc >= kLine / 2 && g.kc % Units<T>::kDepth == 0)
+            return sum_lines<T, Exactness, kGemvColumns / kGroup>(sums, a, g.kc, b, g.b_stride, ahead, least);
+        if (columns >= kFew && g.kc >= kLine / 2 && g.kc % Units<T>::kDepth == 0) {
+            for (; i < columns; i += kFew) {
+                i = i + kFew < columns ? i : columns - kFew;
+                sum_lines<T, Exactness, kFew / kGroup>(sums + i, a, g.kc, b + i * g.b_stride, g.b_stride, nullptr,
+                                                       least);
+            }
+            return;
+        }
+    }
+#endif
+    constexpr int64_t kSome = kSideBySide<T> * V::N;
+    for (; i + kSome <= columns; i += kSome)
+        sum_squares<T, Exactness, kSideBySide<T>, true>(sums + i, a, g.a_unit, g.kc, b + i * g.b_stride, g.b_stride,
+                                                        kSome, ahead == nullptr ? nullptr : ahead + i * g.b_stride,
+                                                        least);
+    for (; i < columns; i += V::N)
+        sum_squares<T, Exactness, 1, false>(sums + i, a, g.a_unit, g.kc, b + i * g.b_stride, g.b_stride,
+                                            columns - i < V::N ? columns - i : V::N, nullptr, least);
+}
+
+template <class T, int Exactness>
+int gemv(const GemmInPlace &g) {
+    using V = typename Units<T>::Sums;
+    const T *b = static_cast<const T *>(g.b), *ahead = g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead);
+    typename Units<T>::Least least;
+    for (int64_t j = 0; j < g.n; j += kGemvColumns, b += kGemvColumns * g.b_stride) {
+        typename V::Scalar sums[kGemvColumns];
+        const int64_t columns = g.n - j < kGemvColumns ? g.n - j : kGemvColumns;
+        sum_columns<T, Exactness>(sums, g, b, columns, ahead, least);
+        for (int64_t i = 0; i < columns; i += V::N) {
+            const V x[1][1] = {{load(sums + i)}};
+            finish_in_place<T, 1, 1>(g, j + i, columns - i < V::N ? columns - i : V::N, x);
+        }
+        if (ahead != nullptr) ahead += kGemvColumns * g.b_stride;
+    }
+    return least.exponent();
+}
