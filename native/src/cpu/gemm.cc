@@ -1,10 +1,10 @@
 /* gemm on the CPU: one set of parts (see GemmKernel) and three ways to put them together.
  *
  *  in place  B is multiplied where it lies, in tasks that need nothing of each other: F32 and F64 where the rows of B and of A are
- *            contiguous, of any size, since a K block of B's part in a task stays in the second-level cache; every dtype
- *            where A has few rows, or not many and K is short. A is not packed either, unless it must be converted. Very
- *            few rows of A are multiplied by long runs of some rows of a B that comes from memory; with a small cache, few
- *            rows by short blocks of K; one row by some columns of B over all of K (gemv.inl).
+ *            contiguous and B stays in the second-level cache; every dtype where A has few rows, or not many and K is short. A
+ *            is not packed either, unless it must be converted. Where there is more of B than the cache holds, few rows of A
+ *            are multiplied by short blocks of K, and very few by long runs of some of B's rows; one row by some columns of B
+ *            over all of K (gemv.inl).
  *  columns   so few rows that a K block of A stays in the second-level cache beside B's: A is packed once, as a whole; threads
  *            share the columns of C, and each packs the part of B that it needs: at once, or where B comes from memory while
  *            the K block before is multiplied. Between the threads there is nothing to wait for, and no line of B that one
@@ -46,11 +46,12 @@ constexpr int64_t kInPlaceFewRows = 32;
 constexpr int64_t kInPlaceShort = 128; // M and K of a product that is over before packing has paid
 constexpr int64_t kInPlaceFewRowsRun =
     1024; // so that the next K block, on its way from memory, has room beside this one
-/* With a smaller second-level cache, see GemmKernel. Half of it; and what few rows of A are multiplied with at a time where there
- * is more of B, since the rows that follow, on their way from memory, are to have room beside these. They have none where
- * rows of B are so far apart that they meet in a few of its sets. */
-constexpr int64_t kInPlaceNearB = 256 * 1024;
+/* More of B than this, of which rows a power of 2 apart would have no room in the cache, is packed for many rows of A. Few rows of A
+ * are multiplied with so many rows of it at a time, in longer runs: they have room, those that follow beside them, and memory
+ * is faster at long runs. In a smaller cache (see GemmKernel) they have none where rows of B meet in a few of its sets. */
+constexpr int64_t kInPlaceNearB = 768 * 1024, kInPlaceNearBSmallL2 = 256 * 1024;
 constexpr int64_t kInPlaceShortStep = 32;
+constexpr int64_t kInPlaceShortRun = 4096;    // 2048 or 1024 in a smaller cache
 constexpr int64_t kColumnsNearB = 512 * 1024; // bytes of B up to which its columns need no fetching,
 constexpr int64_t kRowsNearB = 1024 * 1024;   // and the first rows of a task
 constexpr int64_t kInPlaceCrowdedEvery = 4096;
@@ -199,6 +200,14 @@ struct Gemm {
         const int64_t run = (runs_are_rows() ? count : kc) * size, stride = (runs_are_rows() ? b.row : b.col) * size;
         return {pb,     pb + run, run, stride, runs(count, kc), kGemmStepsTogether * nr * kernel.unit_k * size,
                 passes, passes};
+    }
+    /** `left` runs, within so many steps of the kernel. */
+    static GemmFetch fetch_runs(const char *at, int64_t run, int64_t stride, int64_t left, int64_t steps) {
+        constexpr int64_t kLeast = 8 * kLine; // at a time, since counting steps costs something, too
+        if (left == 0 || steps == 0) return {};
+        const int64_t bytes = std::max(round_up(ceil_div(run * left, steps), kLine), kLeast);
+        const int64_t every = std::max<int64_t>(steps * bytes / (run * left), 1);
+        return {at, at + run, run, stride, left, bytes, every, every};
     }
     int64_t units(int64_t depth) const { return ceil_div(depth, kernel.unit_k); }
     double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
@@ -357,6 +366,22 @@ struct Blocked final : Way {
         return {tasks_m, ceil_div(ceil_div(block.n, nr), std::max<int64_t>(kTaskCols / nr, 1))};
     }
 
+    /** What the products of panels p0..p1 of A and one of B bring nearer: the next panel of B, which sums and the packing of A have
+     *  driven out of the second-level cache; after the last one, as many rows of A, to be packed. */
+    GemmFetch fetch_next(const Block &block, const Run &r, const char *panels_b, int64_t j, int64_t p0,
+                         int64_t p1) const {
+        const int64_t depth = units(block.k), steps = (p1 - p0) * (depth / kGemmStepsTogether);
+        if (j < ceil_div(block.n, nr)) {
+            const int64_t bytes = nr * depth * kernel.acc_size;
+            return fetch_runs(panels_b + j * panel_b(depth), bytes, bytes, 1, steps);
+        }
+        const int64_t rows = row_of(std::min(p1 + p1 - p0, block.p0 + block.panels)) - row_of(p1);
+        const char *const from = at_a(r.a, row_of(p1), block.k0);
+        if (a.col == 1) return fetch_runs(from, block.k * size, a.row * size, rows, steps);
+        if (a.row == 1) return fetch_runs(from, rows * size, a.col * size, rows == 0 ? 0 : block.k, steps);
+        return {};
+    }
+
     /** The rows of A that a thread has packed last. */
     struct PackedRows {
         int64_t task = -1;
@@ -377,11 +402,12 @@ struct Blocked final : Way {
         }
         const GemmMultiply *const multiply = kernel.multiply[may_flush(rows.least, least_b) ? kExact : kFast];
         for (int64_t j = j0; j < j1; ++j) {
+            GemmFetch fetch = fetch_next(block, r, panels_b, j + 1, p0, p1);
             for (int64_t p = p0; p < p1; ++p) {
                 char *const waiting = sums + ((p - block.p0) * panels_n + j) * tile_bytes();
                 multiply[height(p)](depth, packed + bytes_before(p, depth) - bytes_before(p0, depth),
                                     panels_b + j * panel_b(depth), first ? nullptr : waiting, last ? tile : waiting,
-                                    nullptr);
+                                    &fetch);
                 if (last)
                     kernel.store(at_c(r.c, row_of(p), block.n0 + j * nr), c.row, c.col, tile, nr, height(p),
                                  std::min(nr, block.n - j * nr), r.alpha, r.beta);
@@ -424,9 +450,13 @@ struct InPlace final : Way {
         const bool far = std::abs(g.b.row) * g.size >= kInPlaceFarRows && g.m >= kInPlaceManyRows;
         return !converts(g) && g.a.col == 1 && !far;
     }
-    /** Is there more of B than a small second-level cache keeps? */
-    static bool far_b(const Gemm &g) { return g.kernel.has_small_l2 && g.n > kInPlaceNearB / g.size / g.k; }
-    static bool crowded(const Gemm &g) { return g.k > g.block_k && g.b.row * g.size % kInPlaceCrowdedEvery == 0; }
+    /** Is there more of B than the second-level cache keeps beside all else? */
+    static bool far_b(const Gemm &g) {
+        return g.n > (g.kernel.has_small_l2 ? kInPlaceNearBSmallL2 : kInPlaceNearB) / g.size / g.k;
+    }
+    static bool crowded(const Gemm &g) {
+        return g.kernel.has_small_l2 && g.k > g.block_k && g.b.row * g.size % kInPlaceCrowdedEvery == 0;
+    }
     static bool may_stream(const Gemm &g) {
         if (g.m > kStreamRows || g.kernel.streams[kFast][g.m] == nullptr) return false;
         if (!g.kernel.has_small_l2) return g.n > kFarB / g.size / g.k;
@@ -448,7 +478,10 @@ struct InPlace final : Way {
                : gemv                ? k
                                      : block_k;
         const bool one_group = m <= kernel.in_place_rows; // has no use for B in the cache once it is multiplied
-        int64_t run = (m > kInPlaceFewRows || (short_steps && one_group) ? kInPlaceRun : kInPlaceFewRowsRun) / size;
+        int64_t run = short_steps && !kernel.has_small_l2                 ? kInPlaceShortRun
+                      : m > kInPlaceFewRows || (short_steps && one_group) ? kInPlaceRun
+                                                                          : kInPlaceFewRowsRun;
+        run /= size;
         if (streams) { // equal shares, as many for each thread
             const int64_t round = threads * kStreamRun / kernel.acc_size;
             run = ceil_div(n, threads * std::max<int64_t>((n + round / 2) / round, 1));
