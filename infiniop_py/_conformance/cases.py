@@ -443,7 +443,7 @@ def _lengths(text: str) -> tuple[int, ...]:
 EDGES = _lengths(
     "1 2 3 4 5 6 7 8 9 11 12 13 14 15 16 17 23 24 25 31 32 33 47 48 49 63 64 65 95 96 97 127 128 129"
 )
-FAR = {"f16": 9001, "bf16": 9001, "f32": 4501, "f64": 2301}  # columns: 12 MiB and more of 701 rows
+FAR = {"f16": 1201, "bf16": 1201, "f32": 601, "f64": 301}  # columns: more than 768 KiB of 701 rows
 BLOCKS = _lengths("191 192 193 255 256 257 319 383 384 385 511 512 513 767 768 769 1023 1024 1025")
 SHORT_LIST = _lengths("1 2 3 7 8 9 15 16 17 31 32 33 63 64 65 127 129 1025")
 
@@ -474,7 +474,7 @@ def _gemm_sizes() -> Iterator[Case]:
             "257x300x129 512x64x64 31x1030x257 2060x20x260 3x2060x300 64x64x64 128x128x128"
         ):
             yield gemm(m, n, k, dtype)
-        for m in (1, 2):  # with more of B than caches hold
+        for m in (1, 2):  # with more of B than a cache holds
             yield gemm(m, FAR[dtype], 701, dtype)
     yield gemm(4, FAR["bf16"], 701, "bf16")
     yield gemm(3, FAR["bf16"], 701, "bf16", data="subnormal", beta=1.0)

@@ -55,7 +55,10 @@ constexpr int64_t kInPlaceShortRun = 4096;    // 2048 or 1024 in a smaller cache
 constexpr int64_t kColumnsNearB = 512 * 1024; // bytes of B up to which its columns need no fetching,
 constexpr int64_t kRowsNearB = 1024 * 1024;   // and the first rows of a task
 constexpr int64_t kInPlaceCrowdedEvery = 4096;
-constexpr int64_t kStreamRun = 16 * 1024;   // bytes of a row of sums
+constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
+constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:
+constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
+constexpr int64_t kStreamTasks = 16; // for a thread, since one of two often falls behind with what comes from memory
 constexpr int64_t kStreamRowsUncrowded = 4; // from more rows on, short steps are faster
 
 /* Columns. */
@@ -425,14 +428,16 @@ struct InPlace final : Way {
     bool by_rows;           // which dimension of B is contiguous
     bool packs_a;           // it must be converted
     bool streams;           // by long runs of a few of its rows
+    bool shares_k;          // threads have K blocks each, so that they too read B in its own order
     bool fetches;           // B of the tasks that follow, which comes from far away
     int64_t step;           // rows of B that are multiplied before the next ones
     int64_t task_m, task_n; // rows and columns of C in a task
     int64_t tasks_m, tasks_n;
-    int64_t ld;                              // of sums
-    int64_t bytes_a, bytes_sums, bytes_part; // packed A, shared; all sums and those of a K block, a thread
-    bool at_once;                            // one task and one step, that need no memory
-    GemmInPlace common{};                    // what the kernels are told in every call
+    int64_t ld;                     // of sums
+    int64_t bytes_a, bytes_blocks;  // shared: packed A; the sums of each K block
+    int64_t bytes_sums, bytes_part; // all sums and those of a K block, a thread
+    bool at_once;                   // one task and one step, that need no memory
+    GemmInPlace common{};           // what the kernels are told in every call
 
     /** The rows of a task, in groups as equal as can be. */
     struct Groups {
@@ -459,7 +464,6 @@ struct InPlace final : Way {
     }
     static bool may_stream(const Gemm &g) {
         if (g.m > kStreamRows || g.kernel.streams[kFast][g.m] == nullptr) return false;
-        if (!g.kernel.has_small_l2) return g.n > kFarB / g.size / g.k;
         return far_b(g) && (crowded(g) || g.m <= kStreamRowsUncrowded);
     }
     static bool converts(const Gemm &g) { return g.size != g.kernel.acc_size; }
@@ -482,23 +486,29 @@ struct InPlace final : Way {
                       : m > kInPlaceFewRows || (short_steps && one_group) ? kInPlaceRun
                                                                           : kInPlaceFewRowsRun;
         run /= size;
+        shares_k = streams && threads > 1 && k_blocks() >= threads && // and few: K may be as long as 0 strides allow
+                   k_blocks() <= kStreamMostSums / acc_bytes(m * (n + nr));
         if (streams) { // equal shares, as many for each thread
-            const int64_t round = threads * kStreamRun / kernel.acc_size;
-            run = ceil_div(n, threads * std::max<int64_t>((n + round / 2) / round, 1));
+            const int64_t sharers = shares_k ? 1 : threads, round = sharers * kStreamRun / kernel.acc_size;
+            run = ceil_div(n, sharers * std::max<int64_t>((n + round / 2) / round, 1));
+            while (shares_k && k_blocks() * ceil_div(n, run) < kStreamTasks * threads && run * size > kStreamLeastRun)
+                run = ceil_div(run, 2);
         }
         task_n = std::min(by_rows ? round_up(run, nr)
                           : gemv  ? std::max(nr, kGemvColumns)
                                   : nr,
-                          round_up(ceil_div(n, threads), nr));
+                          round_up(ceil_div(n, shares_k ? 1 : threads), nr));
         while (threads > 1 && task_m > 32 && ceil_div(m, task_m) * ceil_div(n, task_n) < threads * kEach) task_m -= 8;
         tasks_m = ceil_div(m, task_m);
         tasks_n = ceil_div(n, task_n);
         bytes_a = packs_a ? acc_bytes(k_blocks() * kGemmBlockUnits * m) : 0;
         // Rows of a power of 2 would meet in one set of the first-level cache.
-        ld = task_n + (streams ? kLine / kernel.acc_size : 0);
-        bytes_sums = k > std::max(step, block_k) || c.col != 1 || may_repeat() ? acc_bytes(task_m * ld) : 0;
-        bytes_part = streams || step < std::min(k, block_k) ? acc_bytes(task_m * ld) : 0;
-        at_once = tasks_m * tasks_n == 1 && k <= step && bytes_a + bytes_sums + bytes_part == 0;
+        ld = (shares_k ? round_up(n, nr) : task_n) + (streams ? kLine / kernel.acc_size : 0);
+        bytes_blocks = shares_k ? k_blocks() * acc_bytes(m * ld) : 0;
+        bytes_sums =
+            !shares_k && (k > std::max(step, block_k) || c.col != 1 || may_repeat()) ? acc_bytes(task_m * ld) : 0;
+        bytes_part = !shares_k && (streams || step < std::min(k, block_k)) ? acc_bytes(task_m * ld) : 0;
+        at_once = tasks_m * tasks_n == 1 && k <= step && bytes_a + bytes_blocks + bytes_sums + bytes_part == 0;
         common.kc = k;
         common.a_row = packs_a ? 1 : a.row;
         common.a_unit = packs_a ? m : a.col;
@@ -509,7 +519,9 @@ struct InPlace final : Way {
         common.c_row = c.row;
         whole = groups_of(task_m);
     }
-    int64_t workspace(int threads) const override { return bytes_a + (bytes_sums + bytes_part) * threads; }
+    int64_t workspace(int threads) const override {
+        return bytes_a + bytes_blocks + (bytes_sums + bytes_part) * threads;
+    }
     /** Are there two kinds of kernels, so that a task may be multiplied once more? */
     bool may_repeat() const { return kernel.unit_k > 1; }
 
@@ -522,11 +534,12 @@ struct InPlace final : Way {
                 least_a.meet(kernel.pack(r.workspace + block * kGemmBlockUnits * m * kernel.acc_size, 0,
                                          at_a(r.a, 0, k0), a.row, a.col, m, m, std::min(block_k, k - k0)));
             });
+        if (shares_k) return run_k_blocks(r, least_a.exponent());
         parallel_for(tasks_m * tasks_n, r.threads, [&](int64_t t, int slot) {
             const int64_t i0 = tasks_m == 1 ? 0 : t % tasks_m * task_m,
                           j0 = tasks_m == 1 ? t * task_n : t / tasks_m * task_n;
             const Task task{i0, j0, std::min(task_m, m - i0), std::min(task_n, n - j0),
-                            r.workspace + bytes_a + slot * (bytes_sums + bytes_part)};
+                            r.workspace + bytes_a + bytes_blocks + slot * (bytes_sums + bytes_part)};
             // C is written by the kernels, but only once if it is read: else at the end, from the sums.
             const bool to_c = c.col == 1 && (r.beta == 0 || !may_repeat());
             const int least_b = multiply(r, task, kFast, to_c);
@@ -537,10 +550,42 @@ struct InPlace final : Way {
         });
     }
 
+    /** The sums of each K block on their own, then those of all in their order. */
+    void run_k_blocks(const Run &r, int least_a) const {
+        const int64_t bytes_block = acc_bytes(m * ld);
+        char *const blocks = r.workspace + bytes_a;
+        parallel_for(k_blocks() * tasks_n, r.threads, [&](int64_t t, int) {
+            const int64_t k0 = t / tasks_n * block_k, j0 = t % tasks_n * task_n;
+            GemmInPlace g = common;
+            g.kc = std::min(block_k, k - k0);
+            g.a = a_of(r, 0, k0);
+            g.b = at_b(r.b, k0, j0);
+            g.n = std::min(task_n, n - j0);
+            g.part = g.sums = blocks + t / tasks_n * bytes_block + j0 * kernel.acc_size;
+            if (may_flush(least_a, kernel.streams[kFast][m](g))) kernel.streams[kExact][m](g);
+        });
+        constexpr int64_t kColumns = 2048, kEnough = 1 << 20; // bytes: worth several threads
+        const BinaryRows add = kernels().binary[kBinaryAdd][kernel.acc_size == 8 ? INFINI_DTYPE_F64 : INFINI_DTYPE_F32];
+        parallel_for(ceil_div(n, kColumns), bytes_blocks < kEnough ? 1 : r.threads, [&](int64_t t, int) {
+            const int64_t j0 = t * kColumns, cols = std::min(kColumns, n - j0);
+            const auto sums = [&](int64_t block) {
+                return TileOperand{blocks + block * bytes_block + j0 * kernel.acc_size, ld, 1};
+            };
+            for (int64_t block = 1; block < k_blocks(); ++block) add(sums(0), sums(0), sums(block), m, cols);
+            kernel.store(at_c(r.c, 0, j0), c.row, c.col, sums(0).p, ld, m, cols, r.alpha, r.beta);
+            finish(r.c, r.d, 0, j0, m, cols);
+        });
+    }
+
+    /** A from row i and element k0 on, as the kernels take it. */
+    const char *a_of(const Run &r, int64_t i, int64_t k0) const {
+        return packs_a ? r.workspace + (k0 / kernel.unit_k * m + i) * kernel.acc_size : at_a(r.a, i, k0);
+    }
+
     std::string describe() const override {
         return std::string(streams ? "streamed by " : "in place by ") + (by_rows ? "rows" : "columns") + " of B" +
-               (step < block_k ? ", " + text(step) + " at a time" : "") + (packs_a ? ", A packed" : "") + ", tasks " +
-               text(task_m) + " x " + text(task_n);
+               (shares_k ? ", K blocks shared" : "") + (step < block_k ? ", " + text(step) + " at a time" : "") +
+               (packs_a ? ", A packed" : "") + ", tasks " + text(task_m) + " x " + text(task_n);
     }
 
     /** Rows i0.., columns j0.. of C. */
@@ -618,8 +663,7 @@ struct InPlace final : Way {
             for (int group = 0; group < groups; ++group) {
                 const int rows = low + (group < taller);
                 fetch_ahead(r, t, k0, group, groups, g);
-                g.a = packs_a ? r.workspace + (k0 / kernel.unit_k * m + t.i0 + i) * kernel.acc_size
-                              : at_a(r.a, t.i0 + i, k0);
+                g.a = a_of(r, t.i0 + i, k0);
                 const int64_t sums = i * ld * kernel.acc_size;
                 g.sums = bytes_sums == 0 ? nullptr : t.sums + sums;
                 g.part = bytes_part == 0 ? nullptr : t.sums + bytes_sums + sums;
