@@ -1,5 +1,6 @@
 #include "cpu/caches.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -13,9 +14,13 @@ namespace infini {
 
 namespace {
 
+/** Larger ones are shared by so many CPUs that no program has them to itself. In a virtual machine that is told of 260 MiB, results of
+ *  16 MiB were written 1.4 to 2 times as fast past the caches. */
+constexpr double kMostOfLastLevel = 32 << 20;
+
 /** From the kernel's description: in virtual machines CPUID, and sysconf with it, may tell of all caches of the host. */
 double read_last_level_cache() {
-    double bytes = 32 << 20;                  // if there is none
+    double bytes = kMostOfLastLevel;          // if there is none
     for (int index = 0; index < 8; ++index) { // by level
         const std::string path = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/size";
         if (FILE *file = std::fopen(path.c_str(), "r")) {
@@ -37,7 +42,7 @@ struct Least {
 Least read_least() {
     const char *least = secure_getenv("INFINIOP_STREAM_BYTES");
     if (least != nullptr) return {true, std::strtod(least, nullptr)};
-    return {false, read_last_level_cache()};
+    return {false, std::min(read_last_level_cache(), kMostOfLastLevel)};
 }
 Lazy<Least> least_to_stream{read_least};
 

@@ -3,7 +3,7 @@
 
 namespace infini {
 
-/* Shares of the last-level cache that a result, none of it read before, has to reach. Below it what was written is likely to be
+/* Shares of the last-level cache, or of what counts of a large one, that a result, none of it read before, has to reach. Below it what was written is likely to be
  * found there again. */
 constexpr double kStreamResults = 1. / 2; // of operators that compute
 constexpr double kStreamCopies = 3. / 8;  // of those that move or transpose: with what is read, more than this
