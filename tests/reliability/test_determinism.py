@@ -265,8 +265,8 @@ def test_a_row_of_a_product_with_a_large_b(
     record_property: Record,
 ) -> None:
     """Few rows, whose number decides on the way through B: in place by steps, streamed, packed ahead
-    or packed. The rows of the whole are blocked."""
-    a, b = _normal(rng, dtype, 520, 600), _normal(rng, dtype, 600, _LARGE_B[size])
+    or packed. The rows of the whole are blocked: all five K blocks together, or some, as a cache has room."""
+    a, b = _normal(rng, dtype, 520, 1100), _normal(rng, dtype, 1100, _LARGE_B[size])
     b = np.asfortranarray(b) if transposed else b
     whole = infiniop_py.gemm(a, b)
     heights = (*range(1, 18), 24, 32, 33, 64, 128)
@@ -326,8 +326,10 @@ def test_a_row_of_a_norm_in_any_company(
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_other_instruction_sets(isa: str) -> None:
-    """Rows in any company. Results of more than 100 kB are written past the caches: not those of few rows."""
+    """Rows in any company. Results of more than 100 kB are written past the caches: not those of few rows. In
+    so small a second-level cache a product has one K block at a time."""
     needed(isa)
-    rows = "any_company and (norm or 600)"
+    rows = "any_company and (norm or 600) or with_a_large_b and crowded"
     arguments = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-k", rows)
-    assert " passed" in output(start(isa, *arguments, INFINIOP_STREAM_BYTES="100000"))
+    sizes = {"INFINIOP_STREAM_BYTES": "100000", "INFINIOP_L2_BYTES": "300000"}
+    assert " passed" in output(start(isa, *arguments, **sizes))

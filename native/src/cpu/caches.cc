@@ -18,20 +18,36 @@ namespace {
  *  16 MiB were written 1.4 to 2 times as fast past the caches. */
 constexpr double kMostOfLastLevel = 32 << 20;
 
+/** If nothing else is known. */
+constexpr double kSecondLevel = 512 << 10;
+
+/** Bytes. */
+struct Sizes {
+    double second, last;
+};
+
 /** From the kernel's description: in virtual machines CPUID, and sysconf with it, may tell of all caches of the host. */
-double read_last_level_cache() {
-    double bytes = kMostOfLastLevel;          // if there is none
+Sizes read_sizes() {
+    Sizes sizes{kSecondLevel, kMostOfLastLevel};
     for (int index = 0; index < 8; ++index) { // by level
-        const std::string path = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/size";
-        if (FILE *file = std::fopen(path.c_str(), "r")) {
-            double size;
+        const std::string folder = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index);
+        const auto read = [&](const char *name, double &number) {
             char unit = 0;
-            if (std::fscanf(file, "%lf%c", &size, &unit) >= 1)
-                bytes = size * (unit == 'K' ? 1024.0 : unit == 'M' ? 1024.0 * 1024.0 : 1.0);
+            FILE *const file = std::fopen((folder + name).c_str(), "r");
+            if (file == nullptr) return false;
+            const bool found = std::fscanf(file, "%lf%c", &number, &unit) >= 1;
+            number *= unit == 'K' ? 1024.0 : unit == 'M' ? 1024.0 * 1024.0 : 1.0;
             std::fclose(file);
-        }
+            return found;
+        };
+        double level, size;
+        if (!read("/level", level) || !read("/size", size)) continue;
+        if (level == 2) sizes.second = size;
+        sizes.last = size;
     }
-    return bytes;
+    sizes.last = std::min(sizes.last, kMostOfLastLevel);
+    if (const char *second = secure_getenv("INFINIOP_L2_BYTES")) sizes.second = std::strtod(second, nullptr);
+    return sizes;
 }
 
 struct Least {
@@ -42,11 +58,14 @@ struct Least {
 Least read_least() {
     const char *least = secure_getenv("INFINIOP_STREAM_BYTES");
     if (least != nullptr) return {true, std::strtod(least, nullptr)};
-    return {false, std::min(read_last_level_cache(), kMostOfLastLevel)};
+    return {false, read_sizes().last};
 }
 Lazy<Least> least_to_stream{read_least};
+Lazy<Sizes> cache_sizes{read_sizes};
 
 } // namespace
+
+int64_t second_level_cache() { return static_cast<int64_t>(std::clamp(cache_sizes.get().second, 0.0, 1e12)); }
 
 bool worth_streaming(double bytes_written, double share) {
     const Least &least = least_to_stream.get();

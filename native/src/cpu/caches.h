@@ -1,10 +1,14 @@
-/* When results are better written past the caches: a store that does so need not fetch the line first. */
+/* The caches of this machine, and when results are better written past them: a store that does so need not fetch the line first. */
 #pragma once
+#include <cstdint>
 
 namespace infini {
 
-/* Shares of the last-level cache, or of what counts of a large one, that a result, none of it read before, has to reach. Below it what was written is likely to be
- * found there again. */
+/** Bytes of a CPU's second-level cache. The environment variable INFINIOP_L2_BYTES, read once, sets another number. */
+int64_t second_level_cache();
+
+/* Shares of the last-level cache, or of what counts of a large one, that a result, none of it read before, has to reach. Below it
+ * what was written is likely to be found there again. */
 constexpr double kStreamResults = 1. / 2; // of operators that compute
 constexpr double kStreamCopies = 3. / 8;  // of those that move or transpose: with what is read, more than this
 

@@ -9,9 +9,10 @@
  *            share the columns of C, and each packs the part of B that it needs: at once, or where B comes from memory while
  *            the K block before is multiplied. Between the threads there is nothing to wait for, and no line of B that one
  *            of them wrote and another reads.
- *  blocked   all else. C is cut into blocks, K into blocks of kGemmBlockUnits. B is packed into panels of the register tile's width,
+ *  blocked   all else. C is cut into blocks, K into as many K blocks as fit. B is packed into panels of the register tile's width,
  *            converted to the type sums are kept in on the way, while the threads are still busy with the block before; each
- *            task packs its own rows of A into its thread's second-level cache.
+ *            task packs its own rows of A into its thread's second-level cache. From one K block to the next, a tile's sums stay
+ *            in the first-level cache.
  *
  *  An epilogue is applied by each task to its part of C as soon as all of K is in it, and while it is in the cache.
  *
@@ -23,6 +24,7 @@
 #include <memory>
 
 #include "core/dtype.h"
+#include "cpu/caches.h"
 #include "cpu/cpu_plan.h"
 #include "cpu/isa.h"
 #include "cpu/thread_pool.h"
@@ -71,8 +73,9 @@ constexpr int64_t kFewColumns = 64;
 
 /* Blocked. */
 constexpr int64_t kBlockM = 2048;  // C of one block: 8 MiB of sums
-constexpr int64_t kBlockN = 1024;  // packed B: 1 MiB of F32
+constexpr int64_t kBlockN = 1024;  // packed B: 1 MiB a K block
 constexpr int64_t kTaskRows = 168; // of C in one task: its packed rows of A stay in the second-level cache
+constexpr int64_t kParts = 3;      // of that cache; into one go as many K blocks of such rows as fit, but at least one
 constexpr int64_t kTaskCols = 256; // small enough that all threads end at about the same time
 
 int64_t ceil_div(int64_t x, int64_t y) { return x / y + (x % y != 0); }
@@ -294,23 +297,28 @@ private:
 /* ---- blocked ---------------------------------------------------------------------------------------------------------- */
 
 struct Blocked final : Way {
-    int64_t block_p, block_n;             // panels of A, and columns: a multiple of the tile's
-    int64_t bytes_a, bytes_b, bytes_sums; // of the workspace: A for each thread, B twice
+    int64_t block_p, block_n, deep; // panels of A; columns, a multiple of the tile's; elements of K, whole K blocks
+    int64_t bytes_a, bytes_b, bytes_sums; // of the workspace: A for each thread, B twice where a block follows
 
     explicit Blocked(const Gemm &gemm) : Way(gemm) {
         block_p = std::min(panels_m, ceil_div(kBlockM, mr));
         block_n = std::min(round_up(n, nr), round_up(kBlockN, nr));
-        const int64_t depth = units(std::min(k, block_k));
+        const int64_t bytes_k_block = kTaskRows * kGemmBlockUnits * kernel.acc_size;
+        const int64_t most = std::max<int64_t>(second_level_cache() / kParts / bytes_k_block, 1);
+        deep = ceil_div(k_blocks(), ceil_div(k_blocks(), most)) * block_k;
+        const int64_t depth = units(std::min(k, deep));
         bytes_a = acc_bytes(std::min(block_p, task_panels()) * mr * depth) + tile_bytes();
         bytes_b = block_n / nr * panel_b(depth);
-        // They wait here for the next K block.
-        bytes_sums = k_blocks() > 1 ? block_p * ceil_div(block_n, nr) * tile_bytes() : 0;
+        // They wait here for the next K blocks.
+        bytes_sums = k_steps() > 1 ? block_p * ceil_div(block_n, nr) * tile_bytes() : 0;
     }
     std::string describe() const override {
-        return "blocked " + text(block_p * mr) + " x " + text(block_n) + " x " + text(std::min(k, block_k)) +
-               ", tiles " + text(mr) + " x " + text(nr);
+        return "blocked " + text(block_p * mr) + " x " + text(block_n) + " x " + text(std::min(k, deep)) + ", tiles " +
+               text(mr) + " x " + text(nr);
     }
-    int64_t workspace(int threads) const override { return bytes_a * threads + bytes_b * 2 + bytes_sums; }
+    int64_t workspace(int threads) const override {
+        return bytes_a * threads + bytes_b * (steps() > 1 ? 2 : 1) + bytes_sums;
+    }
 
     /** `panels` panels of A from p0 on, columns n0.. of C and the part k0.. of the sums. */
     struct Block {
@@ -318,19 +326,21 @@ struct Blocked final : Way {
     };
 
     int64_t blocks_m() const { return ceil_div(panels_m, block_p); }
+    int64_t k_steps() const { return ceil_div(k, deep); }
+    int64_t steps() const { return k_steps() * blocks_m() * ceil_div(n, block_n); }
     Block block_at(int64_t step) const {
-        const int64_t k0 = step % k_blocks() * block_k, p0 = step / k_blocks() % blocks_m() * block_p,
-                      n0 = step / k_blocks() / blocks_m() * block_n;
-        return {p0, n0, k0, std::min(block_p, panels_m - p0), std::min(block_n, n - n0), std::min(block_k, k - k0)};
+        const int64_t k0 = step % k_steps() * deep, p0 = step / k_steps() % blocks_m() * block_p,
+                      n0 = step / k_steps() / blocks_m() * block_n;
+        return {p0, n0, k0, std::min(block_p, panels_m - p0), std::min(block_n, n - n0), std::min(deep, k - k0)};
     }
 
     void run(const Run &r) const override {
-        const int64_t steps = k_blocks() * blocks_m() * ceil_div(n, block_n);
-        char *const scratch = r.workspace, *const panels = scratch + bytes_a * r.threads,
-                    *const sums = panels + 2 * bytes_b;
+        const int64_t steps = this->steps();
+        char *const scratch = r.workspace, *const sums = scratch + bytes_a * r.threads,
+                    *const panels = sums + bytes_sums;
         Least least[2];
         for (int64_t step = -1; step < steps; ++step) {
-            const int now = static_cast<int>(step & 1), next = 1 - now;
+            const int next = static_cast<int>((step + 1) & 1), now = 1 - next; // the first is packed into 0
             // This block is multiplied, and then the next one's B packed.
             const Block block = block_at(std::max<int64_t>(step, 0)), then = block_at(std::min(step + 1, steps - 1));
             const Tasks tasks = step < 0 ? Tasks{0, 1} : tasks_of(block, r.threads);
@@ -408,9 +418,17 @@ struct Blocked final : Way {
             GemmFetch fetch = fetch_next(block, r, panels_b, j + 1, p0, p1);
             for (int64_t p = p0; p < p1; ++p) {
                 char *const waiting = sums + ((p - block.p0) * panels_n + j) * tile_bytes();
-                multiply[height(p)](depth, packed + bytes_before(p, depth) - bytes_before(p0, depth),
-                                    panels_b + j * panel_b(depth), first ? nullptr : waiting, last ? tile : waiting,
-                                    &fetch);
+                const int64_t rows_p = height(p);
+                const char *panel_a = packed + bytes_before(p, depth) - bytes_before(p0, depth),
+                           *panel = panels_b + j * panel_b(depth), *sum = first ? nullptr : waiting;
+                for (int64_t left = depth; left > 0; left -= kGemmBlockUnits) {
+                    const bool leaves = left <= kGemmBlockUnits && !last;
+                    multiply[rows_p](std::min(left, kGemmBlockUnits), panel_a, panel, sum, leaves ? waiting : tile,
+                                     &fetch);
+                    panel_a += rows_p * kGemmBlockUnits * kernel.acc_size;
+                    panel += nr * kGemmBlockUnits * kernel.acc_size;
+                    sum = tile;
+                }
                 if (last)
                     kernel.store(at_c(r.c, row_of(p), block.n0 + j * nr), c.row, c.col, tile, nr, height(p),
                                  std::min(nr, block.n - j * nr), r.alpha, r.beta);
