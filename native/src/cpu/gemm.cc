@@ -72,7 +72,7 @@ constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is pack
 constexpr int64_t kFewColumns = 64;
 
 /* Blocked. */
-constexpr int64_t kBlockM = 2048;  // C of one block: 8 MiB of sums
+constexpr int64_t kBlockM = 4096;  // C of one block: 16 MiB of sums, which wait where K is long
 constexpr int64_t kBlockN = 1024;  // packed B: 1 MiB a K block
 constexpr int64_t kTaskRows = 168; // of C in one task: its packed rows of A stay in the second-level cache
 constexpr int64_t kParts = 3;      // of that cache; into one go as many K blocks of such rows as fit, but at least one
