@@ -277,19 +277,25 @@ def test_a_row_of_a_product_with_a_large_b(
     record_property("cases", 2 * len(heights))
 
 
+# Items, M, K, N: several to a task; more than a cache holds, so that the next one is fetched.
+@pytest.mark.parametrize("shape", [(37, 19, 130, 35), (150, 64, 70, 52)], ids=str)
 @pytest.mark.parametrize("op", ["gemm", "gemm_add", "gemm_mul"])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_batch_item_is_the_single_product(
-    op: str, dtype: str, rng: np.random.Generator, record_property: Record
+    op: str, dtype: str, shape: Shape, rng: np.random.Generator, num_threads: Threads, record_property: Record
 ) -> None:
-    a, b, d = (_normal(rng, dtype, *shape) for shape in ((5, 19, 130), (5, 130, 35), (5, 19, 35)))
+    items, m, k, n = shape
+    a, b, d = (_normal(rng, dtype, items, *size) for size in ((m, k), (k, n), (m, n)))
     call = getattr(infiniop_py, op)
     each, shared = ((d,), (d[1],)) if op != "gemm" else ((), ())
-    batched, of_one_b = call(a, b, *each), call(a, b[2], *shared)
-    for i in range(5):
-        assert_same_bits(batched[i], call(a[i], b[i], *(x[i] for x in each)), f"item {i}")
-        assert_same_bits(of_one_b[i], call(a[i], b[2], *shared), f"item {i}, shared b")
-    record_property("cases", 10)
+    for count in (1, 2, 3):
+        num_threads(count)
+        batched, of_one_b = call(a, b, *each), call(a, b[2], *shared)
+        for i in range(items):
+            single = call(a[i], b[i], *(x[i] for x in each))
+            assert_same_bits(batched[i], single, f"item {i}, {count} threads")
+            assert_same_bits(of_one_b[i], call(a[i], b[2], *shared), f"item {i}, shared b")
+    record_property("cases", 6 * items)
 
 
 # ---- a row of a norm in any memory and company -------------------------------------------------------------

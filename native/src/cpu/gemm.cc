@@ -34,6 +34,8 @@ namespace infini {
 namespace {
 
 constexpr double kFlopsPerThread = 1 << 20; // fewer are done before a second thread is awake
+constexpr double kItemsFlops = 1 << 19;     // of items that a thread takes at a time: where that is often, threads wait
+constexpr double kFetchItemFlops = 2 * 48 * 48 * 48; // for less, fetching the next item costs more than it saves
 constexpr int64_t kLine = 64;
 constexpr int64_t kFarB = 12 << 20; // bytes of B from which on it comes from memory, and is streamed or packed ahead
 
@@ -215,6 +217,38 @@ struct Gemm {
         const int64_t every = std::max<int64_t>(steps * bytes / (run * left), 1);
         return {at, at + run, run, stride, left, bytes, every, every};
     }
+    /** What the product of an item brings nearer: A, B and C of another, as far as they lie in runs and are not shared. Returns how
+     *  many parts that is, each followed by the next. */
+    int fetch_item(const char *pa, const char *pb, const char *pc, GemmFetch (&parts)[3]) const {
+        struct {
+            const char *at;
+            Matrix x;
+            int64_t rows, cols;
+        } const all[] = {{pa, a, m, k}, {pb, b, k, n}, {pc, c, m, n}};
+        int count = 0;
+        int64_t bytes = 0;
+        for (auto [at, x, rows, cols] : all) {
+            if (x.row == 1 && x.col != 1) {
+                std::swap(x.row, x.col);
+                std::swap(rows, cols);
+            }
+            if (x.batch == 0 || x.col != 1) continue;
+            if (x.row == cols) {
+                cols *= rows;
+                rows = 1;
+            }
+            bytes += rows * cols * size;
+            parts[count++] = {at, at + cols * size, cols * size, x.row * size, rows, 0, 0, 0};
+        }
+        const int64_t steps = std::max<int64_t>(m * n * units(k) / (kernel.mr * nr), 1); // at least
+        const int64_t at_once = std::max(round_up(ceil_div(bytes, steps), kLine), 4 * kLine);
+        for (int i = count - 1; i >= 0; --i) {
+            parts[i].bytes = at_once;
+            parts[i].every = parts[i].wait = std::max<int64_t>(steps * at_once / std::max<int64_t>(bytes, 1), 1);
+            if (i + 1 < count) parts[i].then = &parts[i + 1];
+        }
+        return count;
+    }
     int64_t units(int64_t depth) const { return ceil_div(depth, kernel.unit_k); }
     double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
     int64_t k_blocks() const { return ceil_div(k, block_k); }
@@ -238,6 +272,7 @@ struct Run {
     char *workspace;
     int threads;
     float alpha, beta;
+    GemmFetch *fetch = nullptr; // the operands of an item that follows
 };
 
 /** One way to compute an item. */
@@ -618,6 +653,7 @@ struct InPlace final : Way {
         GemmInPlace g = common;
         g.alpha = r.alpha;
         g.beta = r.beta;
+        g.fetch = r.fetch;
         g.a = r.a;
         g.b = g.ahead = r.b;
         g.c = r.c;
@@ -677,6 +713,7 @@ struct InPlace final : Way {
             g.ends = last || (k0 + step) % block_k == 0;
             g.alpha = r.alpha;
             g.beta = r.beta;
+            g.fetch = r.fetch;
             int64_t i = 0;
             for (int group = 0; group < groups; ++group) {
                 const int rows = low + (group < taller);
@@ -820,11 +857,24 @@ struct GemmPlan final : CpuPlan {
             way = std::make_unique<Columns>(g, threads_of_item);
         else
             way = std::make_unique<Blocked>(g);
+        if (by_item) plan_items();
         bytes = way->workspace(threads_of_item);
         *workspace_size = bytes == 0 ? 0 : static_cast<size_t>(slots * bytes + kLine);
         description = text(g.batch) + " x (" + text(g.m) + " x " + text(g.k) + ") @ (" + text(g.k) + " x " + text(g.n) +
                       ")" + (g.exchanged ? " of C^T" : "") + ": " + way->describe() + ", " + text(threads) +
                       (by_item ? " thread(s), an item each" : " thread(s)");
+    }
+
+    /** How threads share the items, each of which is one thread's. */
+    void plan_items() {
+        constexpr int64_t kEach = 4; // tasks for a thread
+        items_together = std::clamp<int64_t>(static_cast<int64_t>(kItemsFlops / std::max(g.flops(), 1.0)), 1,
+                                             ceil_div(g.batch, kEach * slots));
+        const auto bytes = [&](int64_t rows, int64_t cols) {
+            return static_cast<double>(rows) * static_cast<double>(cols) * static_cast<double>(g.size);
+        };
+        const double all = static_cast<double>(g.batch) * (bytes(g.m, g.k) + bytes(g.k, g.n) + bytes(g.m, g.n));
+        fetches_items = g.flops() >= kFetchItemFlops && all > static_cast<double>(second_level_cache()) / 2 * slots;
     }
 
     void run(const InfiniCall &call) const override {
@@ -841,17 +891,32 @@ struct GemmPlan final : CpuPlan {
         const Run first{pc,  g.exchanged ? pb : pa, g.exchanged ? pa : pb, pd, workspace, threads_of_item, call.alpha,
                         beta};
         if (g.batch == 1) return way->run(first);
-        const auto item = [&](int64_t i, int slot) {
+        const auto item = [&](int64_t i, int64_t then, int slot) {
+            const auto at = [&](auto *p, int64_t item, const Matrix &x) { return p + item * x.batch * g.size; };
             Run r = first;
-            r.c += i * g.c.batch * g.size;
-            r.a += i * g.a.batch * g.size;
-            r.b += i * g.b.batch * g.size;
-            r.d += i * g.d.batch * g.size;
+            r.c = at(first.c, i, g.c);
+            r.a = at(first.a, i, g.a);
+            r.b = at(first.b, i, g.b);
+            r.d = at(first.d, i, g.d);
             r.workspace += slot * bytes;
+            GemmFetch parts[3];
+            if (then < g.batch &&
+                g.fetch_item(at(first.a, then, g.a), at(first.b, then, g.b), at(first.c, then, g.c), parts) > 0)
+                r.fetch = parts;
             way->run(r);
         };
-        if (by_item) return parallel_for(g.batch, slots, item);
-        for (int64_t i = 0; i < g.batch; ++i) item(i, 0);
+        if (!by_item) {
+            for (int64_t i = 0; i < g.batch; ++i) item(i, g.batch, 0);
+            return;
+        }
+        // Each thread begins with the same items in every call: what its caches hold of them is still there.
+        Shares shares(ceil_div(g.batch, items_together), slots);
+        parallel_for(slots, slots, [&](int64_t share, int slot) {
+            shares.work(share, [&](int64_t t) {
+                const int64_t begin = t * items_together, end = std::min(begin + items_together, g.batch);
+                for (int64_t i = begin; i < end; ++i) item(i, fetches_items ? i + 1 : g.batch, slot);
+            });
+        });
     }
 
     /** C = beta * C, and what follows: the store of sums that are all 0. */
@@ -870,7 +935,9 @@ struct GemmPlan final : CpuPlan {
     }
 
     Gemm g;
-    bool by_item = false; // threads share the items of the batch, and not one item
+    bool by_item = false;       // threads share the items of the batch, and not one item
+    bool fetches_items = false; // the next one while one is multiplied, since all are more than the caches hold
+    int64_t items_together = 1; // in a task
     int slots = 1, threads_of_item = 1;
     std::unique_ptr<const Way> way; // null where K is 0
     int64_t bytes = 0;              // of the workspace, an item

@@ -279,7 +279,10 @@ INFINI_INLINE int64_t fetch_some(GemmFetch &f) {
     if (f.at >= f.end) {
         f.end += f.stride;
         f.at = f.end - f.run;
-        if (--f.left == 0) f.every = 0;
+        if (--f.left == 0) {
+            f.every = 0;
+            if (f.then != nullptr) f = *f.then;
+        }
     }
     return f.every;
 }
@@ -414,18 +417,23 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
 #pragma GCC unroll 16
         for (int c = 0; c < C; ++c) sums[r][c] = part == nullptr ? zero(V{}) : load(part + r * g.ld + c * N);
     const T *ahead = static_cast<const T *>(g.ahead) + j;
-    int64_t wait = g.ahead_every;
+    GemmFetch *const fetch = g.fetch;
+    int64_t wait = fetch != nullptr ? fetch->wait : g.ahead_every;
     const auto step = [&](bool pairs_up) {
         typename U::Vector x[C];
         const T *next_k = pairs_up && U::kDepth > 1 ? b + stride : nullptr;
         if (--wait == 0) {
-            constexpr int64_t kLine = 64 / sizeof(T);
+            if (fetch != nullptr) {
+                wait = fetch_some(*fetch);
+            } else {
+                constexpr int64_t kLine = 64 / sizeof(T);
 #pragma GCC unroll 2
-            for (int d = 0; d < U::kDepth; ++d)
+                for (int d = 0; d < U::kDepth; ++d)
 #pragma GCC unroll 16
-                for (int64_t at = 0; at < C * N; at += kLine) __builtin_prefetch(ahead + d * stride + at, 0, 2);
-            ahead += U::kDepth * stride;
-            wait = g.ahead_every;
+                    for (int64_t at = 0; at < C * N; at += kLine) __builtin_prefetch(ahead + d * stride + at, 0, 2);
+                ahead += U::kDepth * stride;
+                wait = g.ahead_every;
+            }
         }
         if constexpr (C == 1)
             x[0] = U::across_n(b, next_k, n_last, least);
@@ -442,6 +450,7 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
     };
     for (int64_t u = g.kc / U::kDepth; u > 0; --u) step(true);
     if (g.kc % U::kDepth != 0) step(false);
+    if (fetch != nullptr) fetch->wait = wait > 0 ? wait : 0;
     finish_in_place<T, R, C>(g, j, n_last, sums);
 }
 

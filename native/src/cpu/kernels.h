@@ -63,14 +63,15 @@ using TransposeTile = void (*)(void *dst, LineOffsets dst_rows, const void *src,
 /** Copies n bytes past the caches. After kernels that write there comes finish_streams(). */
 using StreamRow = void (*)(void *dst, const void *src, int64_t n);
 
-/** Memory that is wanted soon, in runs of equal length. A product fetches it into the second-level cache: for every four units of
- *  its own B as many bytes as those took before they were packed, or where it is one of `every` products, its part of them. */
+/** Memory that is wanted soon, in runs of equal length. A product fetches it into the second-level cache, so many bytes whenever it
+ *  has multiplied for so many of its steps: kGemmStepsTogether units of packed panels, or one where B is in place. */
 struct GemmFetch {
-    const char *at, *end; // the rest of a run
-    int64_t run, stride;  // bytes: of one, and from the beginning of one to that of the next
-    int64_t left;         // runs
-    int64_t bytes;        // at a time: of kGemmStepsTogether units of nr columns
-    int64_t every, wait;  // wait: steps of the kernel until it goes on; 0: it does not
+    const char *at, *end;            // the rest of a run
+    int64_t run, stride;             // bytes: of one, and from the beginning of one to that of the next
+    int64_t left;                    // runs
+    int64_t bytes;                   // at a time
+    int64_t every, wait;             // wait: steps of the kernel until it goes on; 0: it does not
+    const GemmFetch *then = nullptr; // when there is no run left
 };
 
 /** out[rows][nr] = A panel^T * B panel, each sum in order of k; plus in[rows][nr] where `in` is not null. */
@@ -98,6 +99,7 @@ struct GemmInPlace {
     bool begins, ends;
     const void *ahead;   // of B, to be fetched meanwhile: by the kernels of `rows` a row in so many steps, by those of
     int64_t ahead_every; // `columns` as much as they multiply; nothing if that is 0
+    GemmFetch *fetch;    // by the kernels of `rows`, in place of that; or null
     void *c;             // where the result goes, its columns contiguous; null: to sums
     int64_t c_row;
     float alpha, beta; // of c
