@@ -34,6 +34,7 @@ namespace infini {
 namespace {
 
 constexpr double kFlopsPerThread = 1 << 20; // fewer are done before a second thread is awake
+constexpr double kFlopsOfLoad = 8;          // that take as long as an element of B to come from the second-level cache
 constexpr double kItemsFlops = 1 << 19;     // of items that a thread takes at a time: where that is often, threads wait
 constexpr double kFetchItemFlops = 2 * 48 * 48 * 48; // for less, fetching the next item costs more than it saves
 constexpr int64_t kLine = 64;
@@ -846,7 +847,8 @@ struct Columns final : Way {
 struct GemmPlan final : CpuPlan {
     GemmPlan(const Gemm &gemm, size_t *workspace_size) : g(gemm) {
         if (g.k == 0) return; // nothing but scale()
-        const int threads = worth_threads(g.flops() * static_cast<double>(g.batch));
+        const double loads = static_cast<double>(g.k) * static_cast<double>(g.n);
+        const int threads = worth_threads((g.flops() + kFlopsOfLoad * loads) * static_cast<double>(g.batch));
         // Small items are worth a thread each, not several threads one after the other.
         by_item = g.batch > 1 && g.flops() < 16 * kFlopsPerThread;
         slots = by_item ? static_cast<int>(std::min<int64_t>(g.batch, threads)) : 1;
