@@ -335,7 +335,7 @@ def test_other_instruction_sets(isa: str) -> None:
     """Rows in any company. Results of more than 100 kB are written past the caches: not those of few rows. In
     so small a second-level cache a product has one K block at a time."""
     needed(isa)
-    rows = "any_company and (norm or 600) or with_a_large_b and crowded"
+    rows = "any_company and (norm or 600) or with_a_large_b and crowded and b_rows"
     arguments = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-k", rows)
     sizes = {"INFINIOP_STREAM_BYTES": "100000", "INFINIOP_L2_BYTES": "300000"}
     assert " passed" in output(start(isa, *arguments, **sizes))
