@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,13 @@ TESTS = Path(__file__).resolve().parent
 _TIMEOUT_S = 600
 
 
+@cache
 def usable() -> tuple[str, ...]:
-    """Those that this process could have used, up to the one it uses."""
-    return ISAS[: ISAS.index(infiniop_py.cpu_isa()) + 1]
+    """Those that this process could have used: up to the one it uses, and what is used where it is named."""
+    used = ISAS.index(infiniop_py.cpu_isa()) + 1
+    ask = ("-c", "import infiniop_py; print(infiniop_py.cpu_isa())")
+    beyond = () if "INFINIOP_MAX_ISA" in os.environ else ISAS[used:]
+    return (*ISAS[:used], *(isa for isa in beyond if output(start(isa, *ask)).strip() == isa))
 
 
 def needed(isa: str) -> None:

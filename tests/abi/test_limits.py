@@ -126,6 +126,16 @@ def test_isa_cap_is_read_without_case_and_never_means_more(lib: Library, value: 
         assert why == f"capped by INFINIOP_MAX_ISA={value}{unknown}; this CPU has {best}"
 
 
+def test_slow_bf16_instructions_are_used_only_where_they_are_named(lib: Library) -> None:
+    best, _ = in_child(lib, ISA)
+    got, why = in_child(lib, ISA, INFINIOP_MAX_ISA="avx512_bf16")
+    if got == best:  # this CPU has none, or fast ones
+        assert why == "the best of this CPU"
+    else:
+        assert (best, got) == ("avx512", "avx512_bf16")
+        assert why == "named by INFINIOP_MAX_ISA; avx512 is faster on this CPU"
+
+
 AFFINITY = r"1 CPU in the affinity mask, (no quota|control group quota of [\d.]+ CPUs)"
 
 

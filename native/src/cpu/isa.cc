@@ -48,6 +48,15 @@ bool all(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
     return cpu_has_avx512() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && all(eax, bit_AVX512BF16);
 }
 
+/** Intel's from Sapphire Rapids on multiply two pairs in the time of four numbers of F32, and leave large products to AMX: there
+ *  BF16 converted to F32 is twice as fast. Cooper Lake's and AMD's instructions are as fast as they look. */
+[[maybe_unused]] bool avx512_bf16_is_slow() {
+    uint32_t eax, ebx, ecx, edx;
+    if (!__get_cpuid(0, &eax, &ebx, &ecx, &edx) || ebx != signature_INTEL_ebx) return false;
+    constexpr uint32_t kFamilyAndModel = 0x0fff0ff0, kCooperLake = 0x00050650;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (eax & kFamilyAndModel) != kCooperLake;
+}
+
 #endif
 
 struct Isa {
@@ -55,6 +64,7 @@ struct Isa {
     const KernelTable *table = nullptr; // null where the build has not got it
     bool (*available)() = nullptr;
     const GemmKernel *gemm_bf16 = nullptr; // instead of the table's
+    bool (*slow)() = nullptr;              // on this CPU slower than the next: chosen only where it is named
 };
 
 bool always() { return true; }
@@ -63,7 +73,7 @@ bool always() { return true; }
 constexpr Isa kIsas[] = {
     {"avx512_bf16",
 #if defined(INFINI_WITH_AVX512_BF16)
-     &kKernelsAvx512, cpu_has_avx512_bf16, &kGemmAvx512Bf16
+     &kKernelsAvx512, cpu_has_avx512_bf16, &kGemmAvx512Bf16, avx512_bf16_is_slow
 #endif
     },
     {"avx512",
@@ -95,8 +105,9 @@ Choice choose() {
         known = known || named;
         reached = reached || named;
         if (isa.table == nullptr || !isa.available()) continue;
-        if (best == nullptr) best = &isa;
-        if (reached && chosen == nullptr) chosen = &isa;
+        const bool slow = isa.slow != nullptr && isa.slow();
+        if (!slow && best == nullptr) best = &isa;
+        if ((named || (reached && !slow)) && chosen == nullptr) chosen = &isa;
     }
     // also where the variable names none of them: whoever set it wants less, not more
     if (chosen == nullptr) chosen = std::end(kIsas) - 1;
@@ -104,6 +115,9 @@ Choice choose() {
     if (chosen->gemm_bf16 != nullptr) choice.table.gemm[INFINI_DTYPE_BF16] = *chosen->gemm_bf16;
     if (chosen == best)
         std::snprintf(choice.reason, sizeof choice.reason, "the best of this CPU");
+    else if (chosen < best)
+        std::snprintf(choice.reason, sizeof choice.reason, "named by INFINIOP_MAX_ISA; %s is faster on this CPU",
+                      best->name);
     else
         std::snprintf(choice.reason, sizeof choice.reason, "capped by INFINIOP_MAX_ISA=%.40s%s; this CPU has %s", most,
                       known ? "" : ", which is no name of an instruction set", best->name);
