@@ -465,6 +465,8 @@ def _gemm_sizes() -> Iterator[Case]:
             yield gemm(1, 33, k, dtype, ("C", "C", "T"))
         for n in (1, 4, 7, 8, 9, 12, 20, 31, 67):  # a vector times columns, of which some are taken at a time
             yield gemm(1, n, 70, dtype, ("C", "C", "T"))
+        for m in (2, 3, 4, 5, 6, 7, 8, 9, 16, 17):  # rows times columns, and what is left of two blocks of k
+            yield gemm(m, 70, 300, dtype, ("C", "C", "T"))
         for m, n in itertools.product((1, 2, 3, 4, 5, 8), repeat=2):
             yield gemm(m, n, 3, dtype)
         for m, n, k in sizes(
@@ -476,6 +478,7 @@ def _gemm_sizes() -> Iterator[Case]:
             yield gemm(m, n, k, dtype)
         for m in (1, 2):  # with more of B than a cache holds
             yield gemm(m, FAR[dtype], 701, dtype)
+    yield gemm(1, 2049, 4097, "bf16", ("C", "C", "T"))  # columns that are fetched ahead
     yield gemm(4, FAR["bf16"], 701, "bf16")
     yield gemm(3, FAR["bf16"], 701, "bf16", data="subnormal", beta=1.0)
 

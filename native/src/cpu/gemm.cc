@@ -56,9 +56,11 @@ constexpr int64_t kInPlaceFewRowsRun =
  * is faster at long runs. In a smaller cache (see GemmKernel) they have none where rows of B meet in a few of its sets. */
 constexpr int64_t kInPlaceNearB = 768 * 1024, kInPlaceNearBSmallL2 = 256 * 1024;
 constexpr int64_t kInPlaceShortStep = 32;
-constexpr int64_t kInPlaceShortRun = 4096;    // 2048 or 1024 in a smaller cache
-constexpr int64_t kColumnsNearB = 512 * 1024; // bytes of B up to which its columns need no fetching,
-constexpr int64_t kRowsNearB = 1024 * 1024;   // and the first rows of a task
+constexpr int64_t kInPlaceShortRun = 4096; // 2048 or 1024 in a smaller cache
+/* Bytes of B up to which its columns need no fetching, and the first rows of a task. Columns that few shuffles transpose come fast
+ * enough from the last-level cache. */
+constexpr int64_t kColumnsNearB = 16 << 20, kColumnsNearBSmallL2 = 512 * 1024;
+constexpr int64_t kRowsNearB = 1024 * 1024;
 constexpr int64_t kInPlaceCrowdedEvery = 4096;
 constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
 constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:
@@ -500,7 +502,7 @@ struct InPlace final : Way {
     Groups whole; // of task_m rows
 
     static bool applies(const Gemm &g) {
-        if (g.b.col != 1 || g.n == 1) return g.b.row == 1 && g.m <= g.kernel.in_place_rows && a_fits(g);
+        if (g.b.col != 1 || g.n == 1) return g.b.row == 1 && g.m <= g.kernel.columns_rows && a_fits(g);
         if (may_stream(g)) return a_fits(g);
         // Elements that are converted at each use are worth it for few rows; else B comes from the caches again and again.
         if (g.m <= kInPlaceFewRows || (converts(g) && std::max(g.m, g.k) <= kInPlaceShort))
@@ -529,7 +531,8 @@ struct InPlace final : Way {
         task_m = std::min(m, kInPlaceTaskRows);
         streams = by_rows && may_stream(*this);
         const bool short_steps = by_rows && !streams && m <= kInPlaceFewRows && far_b(*this);
-        fetches = !short_steps && n > (by_rows ? kRowsNearB : kColumnsNearB) / size / k;
+        const int64_t near = by_rows ? kRowsNearB : kernel.has_small_l2 ? kColumnsNearBSmallL2 : kColumnsNearB;
+        fetches = !short_steps && n > near / size / k;
         const bool gemv = !by_rows && m == 1;
         step = short_steps           ? kInPlaceShortStep
                : by_rows && !streams ? std::min(kInPlaceStep, block_k)

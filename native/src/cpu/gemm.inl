@@ -601,11 +601,44 @@ INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, type
     finish_in_place<T, R, 1>(g, j, n, sums);
 }
 
+#include "cpu/gemm_lines.inl"
+
+#if defined(__AVX512F__) && !defined(__AVX512BF16__)
+/** The columns of g by cache lines, as far as there are enough of them, and lines. Returns how many that were. */
+template <class T, int R>
+INFINI_INLINE int64_t columns_by_lines(const GemmInPlace &g) {
+    using P = LineProduct<T, R, 2>;
+    constexpr int64_t kColumns = 2 * P::N;
+    const int64_t lines = g.kc / kHalvesOfLine;
+    if (lines == 0) return 0;
+    int64_t j = 0;
+    for (; j + kColumns <= g.n; j += kColumns) {
+        ByteColumns b(static_cast<const T *>(g.b) + j * g.b_stride, g.b_stride * 2);
+        LineFetch fetch(g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead) + j * g.b_stride, lines, b,
+                        kColumns, lines);
+        const float *a = static_cast<const float *>(g.a);
+        alignas(kLine) typename P::Buffer buffer;
+        typename P::Sums sums;
+        P::clear(sums);
+        P::put(buffer[0], b);
+        int64_t which = 0;
+        P::add(sums, a, g.a_unit, b, lines, nullptr, buffer, which, fetch);
+        b.p += lines * kLine;
+        if (g.kc % kHalvesOfLine != 0) P::add_rest(sums, a, g.a_unit, b, g.kc % kHalvesOfLine, buffer[0]);
+        finish_in_place<T, R, 2>(g, j, P::N, sums);
+    }
+    return j;
+}
+#endif
+
 template <class T, int Exactness, int R>
 int gemm_columns(const GemmInPlace &g) {
     constexpr int N = Units<T>::Sums::N;
     typename Units<T>::Least least;
     int64_t j = 0;
+#if defined(__AVX512F__) && !defined(__AVX512BF16__)
+    if constexpr (sizeof(T) == 2) j = columns_by_lines<T, R>(g);
+#endif
     for (; j + N <= g.n; j += N) columns_tile<T, Exactness, R, true>(g, j, N, least);
     if (j < g.n) columns_tile<T, Exactness, R, false>(g, j, g.n - j, least);
     return least.exponent();
@@ -674,12 +707,21 @@ constexpr void fill_products(GemmKernel &kernel) {
     fill_in_place<T, Exactness, kInPlaceMaxRows>(kernel);
 }
 
+/** Twice where it takes few instructions to transpose and convert a line once more. */
+template <class T>
+constexpr int kColumnsMaxRows = kInPlaceMaxRows;
+#if defined(__AVX512F__) && !defined(__AVX512BF16__)
+template <>
+constexpr int kColumnsMaxRows<bf16> = 2 * kInPlaceMaxRows;
+#endif
+
 template <class T>
 constexpr GemmKernel gemm_kernel() {
     using U = Units<T>;
     GemmKernel kernel{kGemmRows,
                       2 * U::Sums::N,
                       kInPlaceMaxRows,
+                      kColumnsMaxRows<T>,
                       sizeof(typename U::Unit),
                       U::kDepth,
                       kSmallL2,

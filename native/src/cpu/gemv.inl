@@ -69,7 +69,35 @@ INFINI_INLINE void sum_squares(typename Units<T>::Sums::Scalar *to, const typena
 
 /* ---- halves: by cache lines, transposed on their way to a buffer ---------------------------------------------------------- */
 
-#if defined(__AVX2__)
+#if defined(__AVX512F__) && !defined(__AVX512BF16__)
+/** to[i] = the sum of column i of Groups * N. `ahead`: as many columns of B that come next, or null. */
+template <class T, int Groups>
+INFINI_INLINE void sum_lines(float *to, const float *a, int64_t k, const T *b_, int64_t stride, const T *ahead) {
+    using P = LineProduct<T, 1, Groups>;
+    ByteColumns b(b_, stride * 2);
+    alignas(kLine) typename P::Buffer buffer;
+    typename P::Sums sums, all;
+    P::clear(all);
+    int64_t which = 0;
+    if (k >= kHalvesOfLine) P::put(buffer[0], b);
+    for (int64_t left = k; left > 0;) {
+        P::clear(sums);
+        const int64_t here = left < kGemmBlockUnits ? left : kGemmBlockUnits, lines = here / kHalvesOfLine;
+        const bool first = left == k;
+        left -= here;
+        const char *const end = b.p + lines * kLine, *const then = left < kHalvesOfLine ? nullptr : end;
+        const void *const next = ahead == nullptr || then == nullptr ? static_cast<const void *>(ahead) : then;
+        LineFetch fetch(next, (then == nullptr ? k : left) / kHalvesOfLine, b, Groups * P::N, lines);
+        P::add(sums, a, 1, b, lines, then, buffer, which, fetch);
+        b.p = end;
+        if (here % kHalvesOfLine != 0) P::add_rest(sums, a, 1, b, here % kHalvesOfLine, buffer[0]);
+#pragma GCC unroll 4
+        for (int i = 0; i < Groups; ++i) all[0][i] = first ? sums[0][i] : all[0][i] + sums[0][i];
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < Groups; ++i) store(to + i * P::N, all[0][i]);
+}
+#elif defined(__AVX2__)
 /* They are moved before they are converted, while they are half as large, and within lanes of 16 bytes, by shuffles of whole
  * vectors. From the buffer, 16 bytes at a time are converted and multiplied: a unit of eight columns, or of four where units
  * are pairs. */
@@ -107,27 +135,6 @@ struct Piece16<bf16> {
     static INFINI_INLINE void meet(Wide x, Units<bf16>::Least &least) { least.meet(x); }
 };
 #endif
-
-/** Columns of B, `step` bytes apart. */
-struct ByteColumns {
-    const char *p;
-    int64_t step, step_3;
-
-    INFINI_INLINE ByteColumns(const void *first, int64_t bytes)
-        : p(static_cast<const char *>(first)), step(opaque(bytes)), step_3(opaque(3 * bytes)) {}
-    /** f(number, address) for N of them. Else the compiler would keep more addresses than there are registers. */
-    template <int N, class F>
-    INFINI_INLINE void each(int64_t first, int64_t byte, F &&f) const {
-        const char *at = opaque(p + first * step + byte);
-#pragma GCC unroll 2
-        for (int i = 0; i < N; i += 4, at = opaque(at + 4 * step)) {
-            f(i, at);
-            f(i + 1, at + step);
-            f(i + 2, at + 2 * step);
-            f(i + 3, at + step_3);
-        }
-    }
-};
 
 /** A cache line of each of N columns: to [unit of a lane][lane][column]. */
 template <class T, int N>
@@ -215,7 +222,18 @@ INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const Gemm
     using V = typename Units<T>::Sums;
     const auto *const a = static_cast<const typename Units<T>::Unit *>(g.a);
     int64_t i = 0;
-#if defined(__AVX2__)
+#if defined(__AVX512F__) && !defined(__AVX512BF16__)
+    if constexpr (sizeof(T) == 2) {
+        if (columns == kGemvColumns) return sum_lines<T, kGemvColumns / V::N>(sums, a, g.kc, b, g.b_stride, ahead);
+        if (columns >= V::N) {
+            for (; i < columns; i += V::N) {
+                i = i + V::N < columns ? i : columns - V::N;
+                sum_lines<T, 1>(sums + i, a, g.kc, b + i * g.b_stride, g.b_stride, static_cast<const T *>(nullptr));
+            }
+            return;
+        }
+    }
+#elif defined(__AVX2__)
     if constexpr (sizeof(T) == 2) {
         constexpr int64_t kFew = 8, kGroup = Piece16<T>::Sums::N;
         if (columns == kGemvColumns && g.kc >= kLine / 2 && g.kc % Units<T>::kDepth == 0)

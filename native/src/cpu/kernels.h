@@ -116,7 +116,8 @@ using GemmInPlaceKernel = int (*)(const GemmInPlace &);
  *  [kExact] are used, whose results are the same bits but for what would have been flushed. */
 struct GemmKernel {
     int mr, nr;        // most rows, and columns, of the register tile
-    int in_place_rows; // most rows of the kernels that read B where it lies
+    int in_place_rows; // most rows of the kernels that read B where it lies,
+    int columns_rows;  // and most of A for which its columns are read so, and not packed
     int acc_size;      // bytes, and those of a unit
     int unit_k;        // elements
     bool has_small_l2; // is 512 KiB all that may be expected of the second-level cache? Else 1 MiB

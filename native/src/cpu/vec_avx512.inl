@@ -125,20 +125,21 @@ INFINI_INLINE void transpose(VD (&x)[8]) {
     }
 }
 
-#if defined(__AVX512BF16__)
 /** Sixteen pairs of BF16. */
 struct VP {
     static constexpr int N = 16;
     __m512i v;
 };
-INFINI_INLINE VP load(const pair *p) { return {_mm512_loadu_si512(p)}; }
-INFINI_INLINE VP broadcast(pair x) { return {_mm512_set1_epi32(static_cast<int>(x.bits))}; }
-INFINI_INLINE void store(pair *p, VP x) { _mm512_storeu_si512(p, x.v); }
-INFINI_INLINE void store_n(pair *p, VP x, int64_t n) { _mm512_mask_storeu_epi32(p, first_lanes(n), x.v); }
 INFINI_INLINE VF first_of(VP x) { return {_mm512_castsi512_ps(_mm512_slli_epi32(x.v, 16))}; }
 INFINI_INLINE VF second_of(VP x) {
     return {_mm512_castsi512_ps(_mm512_and_si512(x.v, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
 }
+
+#if defined(__AVX512BF16__)
+INFINI_INLINE VP load(const pair *p) { return {_mm512_loadu_si512(p)}; }
+INFINI_INLINE VP broadcast(pair x) { return {_mm512_set1_epi32(static_cast<int>(x.bits))}; }
+INFINI_INLINE void store(pair *p, VP x) { _mm512_storeu_si512(p, x.v); }
+INFINI_INLINE void store_n(pair *p, VP x, int64_t n) { _mm512_mask_storeu_epi32(p, first_lanes(n), x.v); }
 INFINI_INLINE VF multiply_add_pairs(VP a, VP b, VF sum) {
     return {_mm512_dpbf16_ps(sum.v, reinterpret_cast<__m512bh>(a.v), reinterpret_cast<__m512bh>(b.v))};
 }
