@@ -513,7 +513,9 @@ struct InPlace final : Way {
     }
     /** Is there more of B than the second-level cache keeps beside all else? */
     static bool far_b(const Gemm &g) {
-        return g.n > (g.kernel.has_small_l2 ? kInPlaceNearBSmallL2 : kInPlaceNearB) / g.size / g.k;
+        int64_t near = g.kernel.has_small_l2 ? kInPlaceNearBSmallL2 : kInPlaceNearB;
+        if (g.m <= kInPlaceFewRows) near = std::max(near, second_level_cache() / 2); // else packing wins from there on
+        return g.n > near / g.size / g.k;
     }
     static bool crowded(const Gemm &g) {
         return g.kernel.has_small_l2 && g.k > g.block_k && g.b.row * g.size % kInPlaceCrowdedEvery == 0;
@@ -692,8 +694,9 @@ struct InPlace final : Way {
             g.ahead = at_b(r.b, k0, t.j0 + 2 * nr);
             g.ahead_every = 1;
         } else if (k0 + step < k) { // a share of the rows that follow, so that memory is kept busy all the time
-            g.ahead = at_b(r.b, k0 + step + g.kc * group / groups, t.j0);
-            g.ahead_every = groups;
+            const int64_t rows = std::min(step, k - k0 - step); // more would push out what is used again
+            g.ahead = at_b(r.b, k0 + step + rows * group / groups, t.j0);
+            g.ahead_every = groups * ceil_div(g.kc, rows);
         } else if (const int64_t next = t.j0 + r.threads * task_n; fetches && next < n) { // the next task's, probably
             g.ahead = at_b(r.b, std::min(step, k) * group / groups, next);
             g.ahead_every = groups;
