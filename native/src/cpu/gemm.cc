@@ -54,7 +54,7 @@ constexpr int64_t kInPlaceFewRowsRun =
 /* More of B than this, of which rows a power of 2 apart would have no room in the cache, is packed for many rows of A. Few rows of A
  * are multiplied with so many rows of it at a time, in longer runs: they have room, those that follow beside them, and memory
  * is faster at long runs. In a smaller cache (see GemmKernel) they have none where rows of B meet in a few of its sets. */
-constexpr int64_t kInPlaceNearB = 768 * 1024, kInPlaceNearBSmallL2 = 256 * 1024;
+constexpr int64_t kInPlaceNearB = 768 * 1024, kInPlaceNearBSmallL2 = 256 * 1024, kInPlaceMostNearB = 1024 * 1024;
 constexpr int64_t kInPlaceShortStep = 32;
 constexpr int64_t kInPlaceShortRun = 4096; // 2048 or 1024 in a smaller cache
 /* Bytes of B up to which its columns need no fetching, and the first rows of a task. Columns that few shuffles transpose come fast
@@ -514,7 +514,8 @@ struct InPlace final : Way {
     /** Is there more of B than the second-level cache keeps beside all else? */
     static bool far_b(const Gemm &g) {
         int64_t near = g.kernel.has_small_l2 ? kInPlaceNearBSmallL2 : kInPlaceNearB;
-        if (g.m <= kInPlaceFewRows) near = std::max(near, second_level_cache() / 2); // else packing wins from there on
+        // For more rows packing wins from there on.
+        if (g.m <= kInPlaceFewRows) near = std::clamp(second_level_cache() / 2, near, kInPlaceMostNearB);
         return g.n > near / g.size / g.k;
     }
     static bool crowded(const Gemm &g) {
