@@ -32,18 +32,18 @@ constexpr int64_t kBytesOfLines = VF::N * kLine; // of N columns
 
 INFINI_INLINE void store_line(char *to, Wide x) { _mm512_store_si512(to, x); }
 
-/** A line of each of N columns in a buffer. put() brings it there, at() has element k of each. */
+/** A line of each of N columns in a buffer. put() brings it there, of the columns from the first on, at() has element k of each. */
 template <class T>
 struct Lines;
 /** In pairs, which a shift and a mask convert. */
 template <>
 struct Lines<bf16> {
-    static INFINI_INLINE void put(char *to, const ByteColumns &b, int64_t first, int64_t byte) {
+    static INFINI_INLINE void put(char *to, const ByteColumns &b, int64_t first) {
         Wide lanes[2][2][4]; // [half of the line][half of the columns]: a load into half of a vector is no shuffle
 #pragma GCC unroll 2
         for (int side = 0; side < 2; ++side) {
             const char *c[8];
-            b.each<8>(first + side * 8, byte, [&](int i, const char *p) INFINI_INLINE_LAMBDA { c[i] = p; });
+            b.each<8>(first + side * 8, 0, [&](int i, const char *p) INFINI_INLINE_LAMBDA { c[i] = p; });
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i)
 #pragma GCC unroll 2
@@ -71,10 +71,9 @@ struct Lines<bf16> {
 };
 template <>
 struct Lines<f16> {
-    static INFINI_INLINE void put(char *to, const ByteColumns &b, int64_t first, int64_t byte) {
+    static INFINI_INLINE void put(char *to, const ByteColumns &b, int64_t first) {
         Wide x[2][8];
-        b.each<16>(first, byte,
-                   [&](int i, const char *p) INFINI_INLINE_LAMBDA { x[i / 8][i % 8] = load_bytes<Wide>(p); });
+        b.each<16>(first, 0, [&](int i, const char *p) INFINI_INLINE_LAMBDA { x[i / 8][i % 8] = load_bytes<Wide>(p); });
         transpose_lanes<2>(x[0]);
         transpose_lanes<2>(x[1]);
         const Wide low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11),
@@ -145,7 +144,7 @@ struct LineProduct {
     }
     static INFINI_INLINE void put(char *buffer, const ByteColumns &b) {
 #pragma GCC unroll 4
-        for (int64_t group = 0; group < Groups; ++group) L::put(buffer + group * kBytesOfLines, b, group * N, 0);
+        for (int64_t group = 0; group < Groups; ++group) L::put(buffer + group * kBytesOfLines, b, group * N);
     }
     /** Adds the products of lines of b, the first of which is in buffer[which]. In the end the line at `then` is there, unless null. */
     static INFINI_INLINE void add(Sums &sums, const float *&a, int64_t a_unit, const ByteColumns &b, int64_t lines,
@@ -159,7 +158,7 @@ struct LineProduct {
             if (next.p == nullptr) return multiply(sums, a, a_unit, now, 0, kHalvesOfLine);
 #pragma GCC unroll 4
             for (int64_t group = 0; group < Groups; ++group) {
-                L::put(buffer[which] + group * kBytesOfLines, next, group * N, 0);
+                L::put(buffer[which] + group * kBytesOfLines, next, group * N);
                 multiply(sums, a, a_unit, now, group * kPart, (group + 1) * kPart);
             }
         }
@@ -172,7 +171,7 @@ struct LineProduct {
             alignas(kLine) char copy[kBytesOfLines];
             for (int64_t i = 0; i < N; ++i)
                 store_line(copy + i * kLine, _mm512_maskz_loadu_epi16(present, b.p + (group * N + i) * b.step));
-            L::put(buffer + group * kBytesOfLines, ByteColumns(opaque(static_cast<const char *>(copy)), kLine), 0, 0);
+            L::put(buffer + group * kBytesOfLines, ByteColumns(opaque(static_cast<const char *>(copy)), kLine), 0);
         }
         const char *const now = opaque(static_cast<const char *>(buffer));
 #pragma GCC unroll 1

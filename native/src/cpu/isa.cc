@@ -48,8 +48,8 @@ bool all(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
     return cpu_has_avx512() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && all(eax, bit_AVX512BF16);
 }
 
-/** Intel's from Sapphire Rapids on multiply two pairs in the time of four numbers of F32, and leave large products to AMX: there
- *  BF16 converted to F32 is twice as fast. Cooper Lake's and AMD's instructions are as fast as they look. */
+/** Intel's from Sapphire Rapids on take four times as long for an instruction that multiplies pairs as for an FMA, and leave large
+ *  products to AMX: BF16 converted to F32 is twice as fast there. Cooper Lake's and AMD's instructions are as fast as FMAs. */
 [[maybe_unused]] bool avx512_bf16_is_slow() {
     uint32_t eax, ebx, ecx, edx;
     if (!__get_cpuid(0, &eax, &ebx, &ecx, &edx) || ebx != signature_INTEL_ebx) return false;
