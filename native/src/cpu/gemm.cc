@@ -69,9 +69,12 @@ constexpr int64_t kStreamTasks = 16; // for a thread, since one of two often fal
 constexpr int64_t kStreamRowsUncrowded = 4; // from more rows on, short steps are faster
 
 /* Columns. */
-constexpr int64_t kColumnsA = 256 * 1024; // bytes of a K block of packed A: a quarter of the second-level cache
+constexpr int64_t kColumnsA = 256 * 1024; // bytes of a K block of packed A: a quarter of a second-level cache of 1 MiB
 constexpr int64_t kColumnsRun = 1024;     // bytes of a row of B in one task where it is contiguous,
 constexpr int64_t kColumnsPanels = 2; // else panels of B: what lies ahead in k is then in the cache when it is packed
+/* A B from memory is packed while the part before it is multiplied. So it is worth more rows of A, if the second-level cache is as
+ * large as those that this was measured on, there are so many columns, and packed A, which each task reads, has so few bytes. */
+constexpr int64_t kColumnsL2 = 2 << 20, kColumnsMany = 2048, kColumnsManyRowsA = 12 << 20;
 constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
 
 constexpr int64_t kFewColumns = 64;
@@ -744,27 +747,36 @@ struct InPlace final : Way {
 struct Columns final : Way {
     int64_t task_n;                       // columns of C in a task
     int64_t tasks_m, tasks_n;             // by panels of A, by columns
-    bool packs_ahead;                     // two K blocks of B, and not only one
+    bool ahead;                           // two K blocks of B, and not only one
     int64_t bytes_a, bytes_b, bytes_sums; // packed A, shared; a K block of B and sums, a thread
 
-    /** Few rows, and an A that may be packed as a whole; K alone can be as long as 0 strides allow. */
-    static bool applies(const Gemm &g) {
-        return g.m <= kColumnsA / g.acc_bytes(kGemmBlockUnits) && g.k <= kFewRowsOfA / g.m;
+    /** Columns of a B whose rows are contiguous in one task; 0 where there are too many rows of A. */
+    static int64_t run_of(const Gemm &g) {
+        const int64_t rows = g.acc_bytes(kGemmBlockUnits), cache = second_level_cache();
+        if (g.m <= kColumnsA / rows) return kColumnsRun / g.size;
+        if (!packs_ahead(g) || cache < kColumnsL2 || g.n < kColumnsMany) return 0;
+        if (g.k > kColumnsManyRowsA / g.kernel.acc_size / g.m) return 0;
+        return g.m <= cache / 4 / rows       ? kColumnsRun / g.kernel.acc_size
+               : g.m <= cache * 3 / 8 / rows ? kColumnsRun / 2 / g.kernel.acc_size
+                                             : 0;
     }
+    static bool packs_ahead(const Gemm &g) { return g.k_blocks() > 1 && g.n > kFarB / g.size / g.k; }
+    /** An A that may be packed as a whole, too; K alone can be as long as 0 strides allow. */
+    static bool applies(const Gemm &g) { return run_of(g) > 0 && g.k <= kFewRowsOfA / g.m; }
 
     Columns(const Gemm &gemm, int threads) : Way(gemm) {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
-        task_n = b.col == 1 ? kColumnsRun / size : kColumnsPanels * nr;
+        task_n = b.col == 1 ? run_of(gemm) : kColumnsPanels * nr;
         task_n = round_up(std::min(task_n, ceil_div(n, threads == 1 ? 1 : threads * kEach)), nr);
         tasks_n = ceil_div(n, task_n);
         tasks_m = std::min(panels_m, ceil_div(threads, tasks_n)); // each of which packs B for itself
-        packs_ahead = k_blocks() > 1 && n > kFarB / size / k;
+        ahead = packs_ahead(gemm);
         bytes_a = acc_bytes(m * k_blocks() * kGemmBlockUnits);
         bytes_b = task_n / nr * panel_b(units(std::min(k, block_k)));
         // They wait here for the next K block; those of the last one are stored at once.
         bytes_sums = tile_bytes() * (k_blocks() > 1 ? ceil_div(panels_m, tasks_m) * (task_n / nr) : 1);
     }
-    int64_t bytes_of_thread() const { return (packs_ahead ? 2 : 1) * bytes_b + bytes_sums; }
+    int64_t bytes_of_thread() const { return (ahead ? 2 : 1) * bytes_b + bytes_sums; }
     int64_t workspace(int threads) const override { return bytes_a + bytes_of_thread() * threads; }
 
     void run(const Run &r) const override {
@@ -786,7 +798,7 @@ struct Columns final : Way {
     }
 
     std::string describe() const override {
-        return std::string("columns, A packed, ") + (packs_ahead ? "B packed ahead, " : "") + text(tasks_m) + " x " +
+        return std::string("columns, A packed, ") + (ahead ? "B packed ahead, " : "") + text(tasks_m) + " x " +
                text(tasks_n) + " tasks of " + text(task_n) + " columns, tiles " + text(mr) + " x " + text(nr);
     }
 
@@ -816,7 +828,7 @@ struct Columns final : Way {
 
     void multiply(const Run &r, const Task &t, int least_a, char *sums, char *panels_b) const {
         const auto block_b = [&](int64_t k0) {
-            char *const panels = panels_b + (packs_ahead ? k0 / block_k % 2 * bytes_b : 0);
+            char *const panels = panels_b + (ahead ? k0 / block_k % 2 * bytes_b : 0);
             return BlockB{at_b(r.b, k0, t.j0), panels, std::min(block_k, k - k0), 0, kLeastOfNothing};
         };
         BlockB now = block_b(0);
@@ -831,10 +843,10 @@ struct Columns final : Way {
             char *tile = sums;
             for (int64_t j = 0; j < t.n; j += nr)
                 for (int64_t p = t.p0; p < t.p1; ++p) {
-                    const int64_t asked_for = packs_ahead ? runs(t.n, next.k) - fetch.left : 0;
+                    const int64_t asked_for = ahead ? runs(t.n, next.k) - fetch.left : 0;
                     multiply[height(p)](depth, block_a(r, k0) + bytes_before(p, depth),
                                         now.panels + j / nr * panel_b(depth), k0 > 0 ? tile : nullptr, tile,
-                                        packs_ahead ? &fetch : nullptr);
+                                        ahead ? &fetch : nullptr);
                     if (last)
                         kernel.store(at_c(r.c, row_of(p), t.j0 + j), c.row, c.col, tile, nr, height(p),
                                      std::min(nr, t.n - j), r.alpha, r.beta);
