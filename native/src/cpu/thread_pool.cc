@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
@@ -28,7 +29,7 @@ namespace infini {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-constexpr int kSpins = 1000; // of 10 to 50 ns
+constexpr std::chrono::microseconds kSpin{50}; // what a thread takes to wake where CPUs are virtual
 
 /* ---- how many threads ----------------------------------------------------------------------------------------------- */
 
@@ -139,10 +140,19 @@ int process_num_threads() {
 
 INFINI_THREAD_LOCAL bool in_task = false;
 
-/** Waits a few microseconds for a condition that is about to come true. */
+/** Waits for a condition that is about to come true, as long as it would take to sleep and wake. */
 template <class Condition>
 void spin_until(Condition &&condition) {
-    for (int i = 0; i < kSpins && !condition(); ++i) {
+    constexpr int kBetweenTimes = 64; // the time takes as long to tell as some of them
+    std::chrono::steady_clock::time_point end;
+    for (int i = 0; !condition(); ++i) {
+        if (i % kBetweenTimes == kBetweenTimes - 1) {
+            const auto now = std::chrono::steady_clock::now();
+            if (i < kBetweenTimes)
+                end = now + kSpin;
+            else if (now >= end)
+                return;
+        }
 #if defined(__SSE__)
         _mm_pause();
 #else

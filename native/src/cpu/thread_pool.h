@@ -1,8 +1,8 @@
 /* One pool of worker threads per process, shared by every calling thread.
  *
  * A loop is cut into tasks; which thread runs a task is open, what a task computes is not, so results do not depend on the
- * number of threads. Workers are started when a loop first needs them and sleep when there is none. A child of fork() has
- * no workers and starts its own. */
+ * number of threads. Workers are started when a loop first needs them, look out for another for 50 microseconds and then sleep.
+ * A child of fork() has no workers and starts its own. */
 #pragma once
 #include <cstdint>
 #include <memory>
