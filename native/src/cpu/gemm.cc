@@ -6,9 +6,10 @@
  *            are multiplied by short blocks of K, and very few by long runs of some of B's rows; one row by some columns of B
  *            over all of K (gemv.inl).
  *  columns   so few rows that a K block of A stays in the second-level cache beside B's: A is packed once, as a whole; threads
- *            share the columns of C, and each packs the part of B that it needs: at once, or where B comes from memory while
- *            the K block before is multiplied. Between the threads there is nothing to wait for, and no line of B that one
- *            of them wrote and another reads.
+ *            share the columns of C, and each packs the part of B that it needs: a panel whose rows are contiguous while the
+ *            first rows of A are multiplied with it, others at once, or where B comes from memory while the K block before is
+ *            multiplied. Between the threads there is nothing to wait for, and no line of B that one of them wrote and
+ *            another reads.
  *  blocked   all else. C is cut into blocks, K into as many K blocks as fit. B is packed into panels of the register tile's width,
  *            converted to the type sums are kept in on the way, while the threads are still busy with the block before; each
  *            task packs its own rows of A into its thread's second-level cache. From one K block to the next, a tile's sums stay
@@ -72,9 +73,9 @@ constexpr int64_t kStreamRowsUncrowded = 4; // from more rows on, short steps ar
 constexpr int64_t kColumnsA = 256 * 1024; // bytes of a K block of packed A: a quarter of a second-level cache of 1 MiB
 constexpr int64_t kColumnsRun = 1024;     // bytes of a row of B in one task where it is contiguous,
 constexpr int64_t kColumnsPanels = 2; // else panels of B: what lies ahead in k is then in the cache when it is packed
-/* A B from memory is packed while the part before it is multiplied. So it is worth more rows of A, if the second-level cache is as
- * large as those that this was measured on, there are so many columns, and packed A, which each task reads, has so few bytes. */
-constexpr int64_t kColumnsL2 = 2 << 20, kColumnsMany = 2048, kColumnsManyRowsA = 12 << 20;
+/* For a B from memory more rows of A pay, if the second-level cache is as large as those that this was measured on, there are so many
+ * columns, and packed A, which each task reads, has so few bytes. */
+constexpr int64_t kColumnsL2 = 2 << 20, kColumnsMany = 1536, kColumnsManyRowsA = 12 << 20;
 constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
 
 constexpr int64_t kFewColumns = 64;
@@ -181,6 +182,9 @@ struct Gemm {
     /** Of a panel of B. A line more than it holds, for panels of powers of 2 would meet in one set of the first-level cache when
      *  a row of B is dealt out to them. */
     int64_t panel_b(int64_t depth) const { return acc_bytes(nr * depth) + kLine; }
+    bool b_is_in_memory() const { return n > kFarB / size / k; }
+    /** Has B rows that a product may pack on its way? */
+    bool can_pack_rows() const { return b.col == 1 && n >= nr && kernel.multiply_pack[1] != nullptr; }
     /** B lies in memory as runs: rows where those are contiguous (or nothing is), else columns. */
     bool runs_are_rows() const { return b.col == 1 || b.row != 1; }
     int64_t runs(int64_t count, int64_t kc) const { return runs_are_rows() ? kc : count; }
@@ -508,7 +512,10 @@ struct InPlace final : Way {
         if (g.b.col != 1 || g.n == 1) return g.b.row == 1 && g.m <= g.kernel.columns_rows && a_fits(g);
         if (may_stream(g)) return a_fits(g);
         // Elements that are converted at each use are worth it for few rows; else B comes from the caches again and again.
-        if (g.m <= kInPlaceFewRows || (converts(g) && std::max(g.m, g.k) <= kInPlaceShort))
+        // Else elements are converted again for each group of rows, which costs more than storing them.
+        const bool packs = converts(g) && g.can_pack_rows() && !g.b_is_in_memory();
+        const int64_t few = packs ? g.kernel.in_place_rows : kInPlaceFewRows;
+        if (g.m <= few || (converts(g) && std::max(g.m, g.k) <= kInPlaceShort))
             return a_fits(g) && !(far_b(g) && crowded(g));
         if (far_b(g)) return false;
         const bool far = std::abs(g.b.row) * g.size >= kInPlaceFarRows && g.m >= kInPlaceManyRows;
@@ -747,36 +754,37 @@ struct InPlace final : Way {
 struct Columns final : Way {
     int64_t task_n;                       // columns of C in a task
     int64_t tasks_m, tasks_n;             // by panels of A, by columns
-    bool ahead;                           // two K blocks of B, and not only one
-    int64_t bytes_a, bytes_b, bytes_sums; // packed A, shared; a K block of B and sums, a thread
+    bool packs_rows;                      // the first product of a panel of B does, from where its rows lie
+    bool ahead;                           // else: two K blocks of B, and not only one
+    int64_t bytes_a, bytes_b, bytes_sums; // packed A, shared; B and sums, a thread
 
     /** Columns of a B whose rows are contiguous in one task; 0 where there are too many rows of A. */
     static int64_t run_of(const Gemm &g) {
         const int64_t rows = g.acc_bytes(kGemmBlockUnits), cache = second_level_cache();
         if (g.m <= kColumnsA / rows) return kColumnsRun / g.size;
-        if (!packs_ahead(g) || cache < kColumnsL2 || g.n < kColumnsMany) return 0;
+        if (!far_b(g) || cache < kColumnsL2 || g.n < kColumnsMany) return 0;
         if (g.k > kColumnsManyRowsA / g.kernel.acc_size / g.m) return 0;
         return g.m <= cache / 4 / rows       ? kColumnsRun / g.kernel.acc_size
                : g.m <= cache * 3 / 8 / rows ? kColumnsRun / 2 / g.kernel.acc_size
                                              : 0;
     }
-    static bool packs_ahead(const Gemm &g) { return g.k_blocks() > 1 && g.n > kFarB / g.size / g.k; }
+    static bool far_b(const Gemm &g) { return g.k_blocks() > 1 && g.b_is_in_memory(); }
     /** An A that may be packed as a whole, too; K alone can be as long as 0 strides allow. */
     static bool applies(const Gemm &g) { return run_of(g) > 0 && g.k <= kFewRowsOfA / g.m; }
 
-    Columns(const Gemm &gemm, int threads) : Way(gemm) {
+    Columns(const Gemm &gemm, int threads)
+        : Way(gemm), packs_rows(gemm.can_pack_rows()), ahead(!packs_rows && far_b(gemm)) {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         task_n = b.col == 1 ? run_of(gemm) : kColumnsPanels * nr;
         task_n = round_up(std::min(task_n, ceil_div(n, threads == 1 ? 1 : threads * kEach)), nr);
         tasks_n = ceil_div(n, task_n);
         tasks_m = std::min(panels_m, ceil_div(threads, tasks_n)); // each of which packs B for itself
-        ahead = packs_ahead(gemm);
         bytes_a = acc_bytes(m * k_blocks() * kGemmBlockUnits);
-        bytes_b = task_n / nr * panel_b(units(std::min(k, block_k)));
+        bytes_b = panel_b(units(std::min(k, block_k))) * (packs_rows ? 1 : task_n / nr * (ahead ? 2 : 1));
         // They wait here for the next K block; those of the last one are stored at once.
         bytes_sums = tile_bytes() * (k_blocks() > 1 ? ceil_div(panels_m, tasks_m) * (task_n / nr) : 1);
     }
-    int64_t bytes_of_thread() const { return (ahead ? 2 : 1) * bytes_b + bytes_sums; }
+    int64_t bytes_of_thread() const { return bytes_b + bytes_sums; }
     int64_t workspace(int threads) const override { return bytes_a + bytes_of_thread() * threads; }
 
     void run(const Run &r) const override {
@@ -793,7 +801,11 @@ struct Columns final : Way {
             char *const scratch = r.workspace + bytes_a + slot * bytes_of_thread();
             const int64_t j0 = t / tasks_m * task_n, tm = t % tasks_m;
             const Task task{panels_m * tm / tasks_m, panels_m * (tm + 1) / tasks_m, j0, std::min(task_n, n - j0)};
-            multiply(r, task, least_a.exponent(), scratch, scratch + bytes_sums);
+            if (packs_rows)
+                multiply_rows(r, task, scratch, scratch + bytes_sums);
+            else
+                multiply(r, task, least_a.exponent(), scratch, scratch + bytes_sums);
+            finish(r.c, r.d, row_of(task.p0), j0, row_of(task.p1) - row_of(task.p0), task.n);
         });
     }
 
@@ -826,9 +838,48 @@ struct Columns final : Way {
         block.packed = end;
     }
 
+    void store(const Run &r, const Task &t, int64_t p, int64_t j, const char *sums) const {
+        kernel.store(at_c(r.c, row_of(p), t.j0 + j), c.row, c.col, sums, nr, height(p), std::min(nr, t.n - j), r.alpha,
+                     r.beta);
+    }
+
+    /** Each panel of B is packed as the first of A is multiplied with it, while what it takes for the next one is fetched. */
+    void multiply_rows(const Run &r, const Task &t, char *sums, char *panel) const {
+        const GemmMultiply *const multiply = kernel.multiply[kFast];
+        for (int64_t k0 = 0; k0 < k; k0 += block_k) {
+            const bool last = k0 + block_k >= k;
+            const int64_t kc = std::min(block_k, k - k0), depth = units(kc);
+            char *tile = sums;
+            for (int64_t j = 0; j < t.n; j += nr) {
+                const char *const from = at_b(r.b, k0, t.j0 + j);
+                const bool whole = t.n - j >= nr;
+                if (!whole) pack_b(panel, from, t.n - j, kc, 0, kc);
+                GemmFetch fetch = j + nr < t.n ? fetch_panel(r, t, k0, j + nr) : fetch_panel(r, t, k0 + block_k, 0);
+                for (int64_t p = t.p0; p < t.p1; ++p) {
+                    const char *const in = k0 > 0 ? tile : nullptr, *const panel_a =
+                                                                        block_a(r, k0) + bytes_before(p, depth);
+                    if (whole && p == t.p0)
+                        kernel.multiply_pack[height(p)](depth, panel_a, from, b.row, panel, in, tile, &fetch);
+                    else
+                        multiply[height(p)](depth, panel_a, panel, in, tile, &fetch);
+                    if (last) store(r, t, p, j, tile);
+                    if (k_blocks() > 1) tile += tile_bytes();
+                }
+            }
+        }
+    }
+    /** Rows k0.. of a panel's columns. The first cache line of a row that does not begin with one was fetched with the panel before. */
+    GemmFetch fetch_panel(const Run &r, const Task &t, int64_t k0, int64_t j) const {
+        const int64_t steps = (t.p1 - t.p0) * (block_k / kGemmStepsTogether), runs = std::min(block_k, k - k0);
+        if (runs <= 0) return {};
+        const int64_t run = std::min(nr, t.n - j) * size;
+        const char *const at = at_b(r.b, k0, t.j0 + j) + kLine - 1;
+        return {at, at + run, run, b.row * size, runs, run, std::max<int64_t>(steps / runs, 1), 1};
+    }
+
     void multiply(const Run &r, const Task &t, int least_a, char *sums, char *panels_b) const {
         const auto block_b = [&](int64_t k0) {
-            char *const panels = panels_b + (ahead ? k0 / block_k % 2 * bytes_b : 0);
+            char *const panels = panels_b + (ahead ? k0 / block_k % 2 * (bytes_b / 2) : 0);
             return BlockB{at_b(r.b, k0, t.j0), panels, std::min(block_k, k - k0), 0, kLeastOfNothing};
         };
         BlockB now = block_b(0);
@@ -848,8 +899,7 @@ struct Columns final : Way {
                                         now.panels + j / nr * panel_b(depth), k0 > 0 ? tile : nullptr, tile,
                                         ahead ? &fetch : nullptr);
                     if (last)
-                        kernel.store(at_c(r.c, row_of(p), t.j0 + j), c.row, c.col, tile, nr, height(p),
-                                     std::min(nr, t.n - j), r.alpha, r.beta);
+                        store(r, t, p, j, tile);
                     else
                         pack(t, next, asked_for);
                     if (k_blocks() > 1) tile += tile_bytes();
@@ -857,7 +907,6 @@ struct Columns final : Way {
             if (!last) pack(t, next, runs(t.n, next.k));
             now = next;
         }
-        finish(r.c, r.d, row_of(t.p0), t.j0, row_of(t.p1) - row_of(t.p0), t.n);
     }
 };
 

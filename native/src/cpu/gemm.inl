@@ -287,14 +287,47 @@ INFINI_INLINE int64_t fetch_some(GemmFetch &f) {
     return f.every;
 }
 
+/** The units of 2 * N columns of B from a panel. */
+template <class Unit>
+struct PackedB {
+    using V = Vec<Unit>;
+    const Unit *panel;
+
+    template <class Vectors>
+    INFINI_INLINE void next(Vectors &x) {
+        x[0] = load(panel);
+        x[1] = load(panel + V::N);
+        panel += 2 * V::N;
+    }
+};
+
+/** The same from where B lies, and into a panel. */
+template <class T>
+struct UnpackedB {
+    using U = Units<T>;
+    const T *b;
+    int64_t stride;
+    typename U::Unit *panel;
+    typename U::Least least{};
+
+    INFINI_INLINE void next(typename U::Vector (&x)[2]) {
+        constexpr int N = U::Sums::N;
+        U::across(x, b, static_cast<const T *>(nullptr), least);
+        store(panel, x[0]);
+        store(panel + N, x[1]);
+        panel += 2 * N;
+        b += stride;
+    }
+};
+
 /** R rows: the tallest tile that fits the registers, or less where A has fewer rows. */
-template <class Unit, int Exactness, int R, bool Fetches>
-INFINI_INLINE void multiply_tile(int64_t units, const void *a_, const void *b_, const void *in_, void *out_,
+template <class Unit, int Exactness, int R, bool Fetches, class SourceB>
+INFINI_INLINE void multiply_tile(int64_t units, const void *a_, SourceB b, const void *in_, void *out_,
                                  [[maybe_unused]] GemmFetch *fetch) {
     using V = Vec<Unit>;
     using Acc = typename V::Scalar;
     constexpr int N = V::N;
-    const Unit *a = static_cast<const Unit *>(a_), *b = static_cast<const Unit *>(b_);
+    const Unit *a = static_cast<const Unit *>(a_);
     const Acc *in = static_cast<const Acc *>(in_);
     Acc *out = static_cast<Acc *>(out_);
     const Acc *wanted = in != nullptr ? in : out;
@@ -302,15 +335,15 @@ INFINI_INLINE void multiply_tile(int64_t units, const void *a_, const void *b_, 
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = zero(V{});
     const auto step = [&] {
-        const auto b0 = load(b), b1 = load(b + N);
+        decltype(load(a)) x[2];
+        b.next(x);
 #pragma GCC unroll 16
         for (int i = 0; i < R; ++i) {
             const auto ai = broadcast(a[i]);
-            sums[i][0] = multiply_add<Exactness>(ai, b0, sums[i][0]);
-            sums[i][1] = multiply_add<Exactness>(ai, b1, sums[i][1]);
+            sums[i][0] = multiply_add<Exactness>(ai, x[0], sums[i][0]);
+            sums[i][1] = multiply_add<Exactness>(ai, x[1], sums[i][1]);
         }
         a += R;
-        b += 2 * N;
     };
     // Counting takes slots that multiply-adds need: once in four steps it costs 2 %, at every step 15 %.
     int64_t u = 0;
@@ -337,10 +370,19 @@ INFINI_INLINE void multiply_tile(int64_t units, const void *a_, const void *b_, 
 /** Whatever was packed: the kernel knows its units alone. */
 template <class Unit, int Exactness, int R>
 void gemm_multiply(int64_t units, const void *a, const void *b, const void *in, void *out, GemmFetch *fetch) {
+    const PackedB<Unit> packed{static_cast<const Unit *>(b)};
     if (fetch != nullptr)
-        multiply_tile<Unit, Exactness, R, true>(units, a, b, in, out, fetch);
+        multiply_tile<Unit, Exactness, R, true>(units, a, packed, in, out, fetch);
     else
-        multiply_tile<Unit, Exactness, R, false>(units, a, b, in, out, fetch);
+        multiply_tile<Unit, Exactness, R, false>(units, a, packed, in, out, fetch);
+}
+
+template <class T, int R>
+void gemm_multiply_pack(int64_t units, const void *a, const void *b, int64_t stride, void *panel, const void *in,
+                        void *out, GemmFetch *fetch) {
+    using Unit = typename Units<T>::Unit;
+    const UnpackedB<T> unpacked{static_cast<const T *>(b), stride, static_cast<Unit *>(panel)};
+    multiply_tile<Unit, kExact, R, true>(units, a, unpacked, in, out, fetch);
 }
 
 /** What becomes of a tile's sums where that is more than one store of each: rows x cols vectors, the last of a row n_last long. */
@@ -679,6 +721,7 @@ void gemm_store(void *c_, int64_t row_stride, int64_t col_stride, const void *su
 template <class T, int Exactness, int R>
 constexpr void fill_multiply(GemmKernel &kernel) {
     kernel.multiply[Exactness][R] = gemm_multiply<typename Units<T>::Unit, Exactness, R>;
+    if constexpr (!Units<T>::kFlush) kernel.multiply_pack[R] = gemm_multiply_pack<T, R>;
     if constexpr (R > 1) fill_multiply<T, Exactness, R - 1>(kernel);
 }
 
@@ -726,6 +769,7 @@ constexpr GemmKernel gemm_kernel() {
                       U::kDepth,
                       kSmallL2,
                       gemm_pack<T>,
+                      {},
                       {},
                       {},
                       {},

@@ -78,6 +78,10 @@ struct GemmFetch {
 using GemmMultiply = void (*)(int64_t units, const void *a_panel, const void *b_panel, const void *in, void *out,
                               GemmFetch *fetch); // null: nothing to fetch
 
+/** The same of nr columns of B where they lie, contiguous in rows that are b_stride apart, which are packed on the way. */
+using GemmMultiplyPack = void (*)(int64_t units, const void *a_panel, const void *b, int64_t b_stride, void *b_panel,
+                                  const void *in, void *out, GemmFetch *fetch);
+
 constexpr int64_t kGemmBlockUnits = 256; // of k, a K block: it decides the order of sums
 constexpr int kGemmStepsTogether = 4;    // of the register kernel, after which it may fetch something
 constexpr int64_t kGemvColumns = 32;     // of B that a gemv multiplies at a time
@@ -125,8 +129,9 @@ struct GemmKernel {
      *  src[w * stride_w + k * stride_k]; the last panel is filled up with 0. Returns the least exponent. */
     int (*pack)(void *panels, int64_t panel_stride, const void *src, int64_t stride_w, int64_t stride_k, int64_t count,
                 int64_t width, int64_t kc);
-    GemmMultiply multiply[2][kGemmMaxRows + 1];  // by exactness and the rows of the A panel, 1 to mr
-    GemmInPlaceKernel rows[2][kGemmMaxRows + 1]; // b[k * b_stride + j]
+    GemmMultiply multiply[2][kGemmMaxRows + 1];       // by exactness and the rows of the A panel, 1 to mr
+    GemmMultiplyPack multiply_pack[kGemmMaxRows + 1]; // null where products need the least exponent of B
+    GemmInPlaceKernel rows[2][kGemmMaxRows + 1];      // b[k * b_stride + j]
     /** The same for a B from memory, whole K blocks; null for more rows than it pays for. */
     GemmInPlaceKernel streams[2][kStreamRows + 1];
     GemmInPlaceKernel columns[2][kGemmMaxRows + 1]; // b[j * b_stride + k]; that of one row takes any number of K blocks
