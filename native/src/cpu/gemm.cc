@@ -49,7 +49,8 @@ constexpr int64_t kInPlaceFarRows =
     16 * 1024;                            // bytes between rows of B: with each in pages of its own, packing pays from
 constexpr int64_t kInPlaceManyRows = 512; // so many rows of A on
 constexpr int64_t kInPlaceFewRows = 32;
-constexpr int64_t kInPlaceShort = 128; // M and K of a product that is over before packing has paid
+/* M and K of a product that is over before packing has paid; packing while rows of B are multiplied. */
+constexpr int64_t kInPlaceShort = 128, kInPlaceShortOfRows = 64;
 constexpr int64_t kInPlaceFewRowsRun =
     1024; // so that the next K block, on its way from memory, has room beside this one
 /* More of B than this, of which rows a power of 2 apart would have no room in the cache, is packed for many rows of A. Few rows of A
@@ -511,11 +512,11 @@ struct InPlace final : Way {
     static bool applies(const Gemm &g) {
         if (g.b.col != 1 || g.n == 1) return g.b.row == 1 && g.m <= g.kernel.columns_rows && a_fits(g);
         if (may_stream(g)) return a_fits(g);
-        // Elements that are converted at each use are worth it for few rows; else B comes from the caches again and again.
-        // Else elements are converted again for each group of rows, which costs more than storing them.
+        // Elements are converted at each use, by each group of rows: worth it where packing costs more.
         const bool packs = converts(g) && g.can_pack_rows() && !g.b_is_in_memory();
         const int64_t few = packs ? g.kernel.in_place_rows : kInPlaceFewRows;
-        if (g.m <= few || (converts(g) && std::max(g.m, g.k) <= kInPlaceShort))
+        const int64_t few_of_short = packs ? kInPlaceShortOfRows : kInPlaceShort;
+        if (g.m <= few || (converts(g) && std::max(g.m, g.k) <= few_of_short))
             return a_fits(g) && !(far_b(g) && crowded(g));
         if (far_b(g)) return false;
         const bool far = std::abs(g.b.row) * g.size >= kInPlaceFarRows && g.m >= kInPlaceManyRows;
