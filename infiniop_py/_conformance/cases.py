@@ -463,6 +463,8 @@ def _gemm_sizes() -> Iterator[Case]:
         for k in BLOCKS:
             yield gemm(6, 19, k, dtype)
             yield gemm(1, 33, k, dtype, ("C", "C", "T"))
+        for k in (32, 288, 544):  # which end with a cache line of halves
+            yield gemm(1, 33, k, dtype, ("C", "C", "T"))
         for n in (1, 4, 7, 8, 9, 12, 20, 31, 67):  # a vector times columns, of which some are taken at a time
             yield gemm(1, n, 70, dtype, ("C", "C", "T"))
         for m in (2, 3, 4, 5, 6, 7, 8, 9, 16, 17):  # rows times columns, and what is left of two blocks of k
@@ -478,6 +480,7 @@ def _gemm_sizes() -> Iterator[Case]:
             yield gemm(m, n, k, dtype)
         for m in (1, 2):  # with more of B than a cache holds
             yield gemm(m, FAR[dtype], 701, dtype)
+        yield gemm(70, 449, 450, dtype)  # whose rows are packed while they are multiplied
     yield gemm(1, 2049, 4097, "bf16", ("C", "C", "T"))  # columns that are fetched ahead
     yield gemm(4, FAR["bf16"], 701, "bf16")
     yield gemm(3, FAR["bf16"], 701, "bf16", data="subnormal", beta=1.0)

@@ -278,6 +278,19 @@ def test_a_row_of_a_product_with_a_large_b(
     record_property("cases", 2 * len(heights))
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_few_columns_are_shared_by_rows(
+    dtype: str, rng: np.random.Generator, num_threads: Threads, record_property: Record
+) -> None:
+    """By more threads than there are columns for: each packs the same panel of B, for other rows of A."""
+    a, b = _normal(rng, dtype, 71, 6000), _normal(rng, dtype, 6000, 40)
+    num_threads(1)
+    whole = infiniop_py.gemm(a, b)
+    num_threads(8)  # before the product of 70 rows is planned
+    assert_same_bits(infiniop_py.gemm(a[:70], b), whole[:70], "70 rows, 8 threads")
+    record_property("cases", 1)
+
+
 # Items, M, K, N: several to a task; more than a cache holds, so that the next one is fetched.
 @pytest.mark.parametrize("shape", [(37, 19, 130, 35), (150, 64, 70, 52)], ids=str)
 @pytest.mark.parametrize("op", ["gemm", "gemm_add", "gemm_mul"])
