@@ -266,7 +266,7 @@ def test_a_row_of_a_product_with_a_large_b(
 ) -> None:
     """Few rows, whose number decides on the way through B: in place by steps, streamed, packed ahead
     or packed. The rows of the whole are blocked: all five K blocks together, or some, as a cache has room.
-    A cache of 2 MiB has so many that 300 and 520 rows of the smaller types are few."""
+    Of 300 rows, and 520 but in F64, a second-level cache of 2 MiB has room for a K block: few, too."""
     a, b = _normal(rng, dtype, 800, 1100), _normal(rng, dtype, 1100, _LARGE_B[size])
     b = np.asfortranarray(b) if transposed else b
     whole = infiniop_py.gemm(a, b)

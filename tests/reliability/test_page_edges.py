@@ -18,7 +18,8 @@ from isas import ISAS, needed
 from infiniop_py._conformance.cases import OPERANDS
 
 CHILD = Path(__file__).with_name("_page_edge_child.py")
-WAYS = ["blocked", "columns, A packed", "in place by columns", "in place by rows"]
+COLUMNS = ["columns, A packed", "columns, A packed, B packed by rows"]
+WAYS = ["blocked", *COLUMNS, "in place by columns", "in place by rows"]
 PRODUCTS = tuple(op for op in OPERANDS if op.startswith("gemm"))
 OTHERS = tuple(op for op in OPERANDS if op not in PRODUCTS)
 

@@ -763,18 +763,19 @@ struct Columns final : Way {
     static int64_t run_of(const Gemm &g) {
         const int64_t rows = g.acc_bytes(kGemmBlockUnits), cache = second_level_cache();
         if (g.m <= kColumnsA / rows) return kColumnsRun / g.size;
-        if (!far_b(g) || cache < kColumnsL2 || g.n < kColumnsMany) return 0;
+        if (!brings_k_blocks(g) || cache < kColumnsL2 || g.n < kColumnsMany) return 0;
         if (g.k > kColumnsManyRowsA / g.kernel.acc_size / g.m) return 0;
         return g.m <= cache / 4 / rows       ? kColumnsRun / g.kernel.acc_size
                : g.m <= cache * 3 / 8 / rows ? kColumnsRun / 2 / g.kernel.acc_size
                                              : 0;
     }
-    static bool far_b(const Gemm &g) { return g.k_blocks() > 1 && g.b_is_in_memory(); }
+    /** Does one K block of B after the other come from memory? */
+    static bool brings_k_blocks(const Gemm &g) { return g.k_blocks() > 1 && g.b_is_in_memory(); }
     /** An A that may be packed as a whole, too; K alone can be as long as 0 strides allow. */
     static bool applies(const Gemm &g) { return run_of(g) > 0 && g.k <= kFewRowsOfA / g.m; }
 
     Columns(const Gemm &gemm, int threads)
-        : Way(gemm), packs_rows(gemm.can_pack_rows()), ahead(!packs_rows && far_b(gemm)) {
+        : Way(gemm), packs_rows(gemm.can_pack_rows()), ahead(!packs_rows && brings_k_blocks(gemm)) {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         task_n = b.col == 1 ? run_of(gemm) : kColumnsPanels * nr;
         task_n = round_up(std::min(task_n, ceil_div(n, threads == 1 ? 1 : threads * kEach)), nr);
@@ -811,8 +812,9 @@ struct Columns final : Way {
     }
 
     std::string describe() const override {
-        return std::string("columns, A packed, ") + (ahead ? "B packed ahead, " : "") + text(tasks_m) + " x " +
-               text(tasks_n) + " tasks of " + text(task_n) + " columns, tiles " + text(mr) + " x " + text(nr);
+        const char *const b_packed = packs_rows ? "B packed by rows, " : ahead ? "B packed ahead, " : "";
+        return std::string("columns, A packed, ") + b_packed + text(tasks_m) + " x " + text(tasks_n) + " tasks of " +
+               text(task_n) + " columns, tiles " + text(mr) + " x " + text(nr);
     }
 
     /** [k block][panel][unit][row] */
@@ -857,8 +859,8 @@ struct Columns final : Way {
                 if (!whole) pack_b(panel, from, t.n - j, kc, 0, kc);
                 GemmFetch fetch = j + nr < t.n ? fetch_panel(r, t, k0, j + nr) : fetch_panel(r, t, k0 + block_k, 0);
                 for (int64_t p = t.p0; p < t.p1; ++p) {
-                    const char *const in = k0 > 0 ? tile : nullptr, *const panel_a =
-                                                                        block_a(r, k0) + bytes_before(p, depth);
+                    const char *const panel_a = block_a(r, k0) + bytes_before(p, depth);
+                    const char *const in = k0 > 0 ? tile : nullptr;
                     if (whole && p == t.p0)
                         kernel.multiply_pack[height(p)](depth, panel_a, from, b.row, panel, in, tile, &fetch);
                     else
@@ -871,7 +873,7 @@ struct Columns final : Way {
     }
     /** Rows k0.. of a panel's columns. The first cache line of a row that does not begin with one was fetched with the panel before. */
     GemmFetch fetch_panel(const Run &r, const Task &t, int64_t k0, int64_t j) const {
-        const int64_t steps = (t.p1 - t.p0) * (block_k / kGemmStepsTogether), runs = std::min(block_k, k - k0);
+        const int64_t steps = (t.p1 - t.p0) * (kGemmBlockUnits / kGemmStepsTogether), runs = std::min(block_k, k - k0);
         if (runs <= 0) return {};
         const int64_t run = std::min(nr, t.n - j) * size;
         const char *const at = at_b(r.b, k0, t.j0 + j) + kLine - 1;
