@@ -5,7 +5,8 @@ INFINI_INLINE bool transposed(const TileOperand &x) { return x.row == 1 && x.col
 
 /* ---- bands ----------------------------------------------------------------------------------------------------------- */
 
-/** Columns: a cache line of each is in a buffer on the stack, which is a small one in some threads. */
+/** Columns: a cache line of each is in a buffer on the stack, which is a small one in some threads. Streamed, long pieces of rows are
+ *  worth more; else half as many columns leave room in the first-level cache for the lines that the next band shares with this one. */
 constexpr int64_t kBandWidth = 256;
 constexpr int64_t kNear = 262144; // bytes: three operands of that size are likely to be in the second-level cache
 
@@ -62,9 +63,10 @@ struct Band {
 #endif
 
 template <class T>
-void binary_bands(BinaryRows kernel, TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t cols) {
+void binary_bands(BinaryRows kernel, TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t cols,
+                  bool stream) {
     constexpr int64_t kSide = kLine / sizeof(T);
-    const int64_t most = transposed(a) && transposed(b) ? kBandWidth / 2 : kBandWidth;
+    const int64_t most = stream && !(transposed(a) && transposed(b)) ? kBandWidth : kBandWidth / 2;
     const int64_t width = ((cols - 1) / ((cols - 1) / most + 1) / kSide + 1) * kSide, pitch = most + kSide;
     alignas(kLine) T buffer[kSide * (kBandWidth + 2 * kSide)];
 
@@ -198,13 +200,14 @@ template <>
 constexpr bool kSquares<f16> = false;
 
 /** Bands need a buffer, but stream whole lines, and to rows that start anywhere. Only those of halves, whose pieces of a row are
- *  few lines, lose more at their ends than streaming gains, unless rows start at lines. */
+ *  few lines, lose more at their ends than streaming gains, unless rows start at lines. In the caches, too, whole lines are written
+ *  to such rows, but of few elements each those of a square are as fast. */
 template <class Op, class T>
 void binary_tile(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t cols, bool stream) {
     const Stepped<T> to{static_cast<T *>(c.p), c.row};
     if (sizeof(T) == 2 && !to.aligned()) stream = false;
-    if (!kSquares<T> || (stream && (sizeof(T) < 8 || !to.aligned())))
-        return kBandsOf<T>(stream ? binary_rows<Op, T, true> : binary_rows<Op, T, false>, c, a, b, rows, cols);
+    if (!kSquares<T> || (stream && sizeof(T) < 8) || (sizeof(T) >= 4 && !to.aligned()))
+        return kBandsOf<T>(stream ? binary_rows<Op, T, true> : binary_rows<Op, T, false>, c, a, b, rows, cols, stream);
     if constexpr (kSquares<T>) {
         const bool y_first = !transposed(a);
         const TileOperand &x = y_first ? b : a, &y = y_first ? a : b;
