@@ -1,0 +1,166 @@
+/* gemm in blocks: C is cut into blocks, K into as many K blocks as fit. B is packed into panels of the register tile's width, converted
+ * to the type sums are kept in on the way, while the threads are still busy with the block before; each task packs its own rows
+ * of A into its thread's second-level cache. From one K block to the next, a tile's sums stay in the first-level cache. */
+#include "cpu/caches.h"
+#include "cpu/gemm_way.h"
+#include "cpu/thread_pool.h"
+
+namespace infini::gemm {
+
+namespace {
+
+constexpr int64_t kBlockM = 4096;  // C of one block: 16 MiB of sums, which wait where K is long
+constexpr int64_t kBlockN = 1024;  // packed B: 1 MiB a K block
+constexpr int64_t kTaskRows = 168; // of C in one task: its packed rows of A stay in the second-level cache
+constexpr int64_t kParts = 3;      // of that cache; into one go as many K blocks of such rows as fit, but at least one
+constexpr int64_t kTaskCols = 256; // small enough that all threads end at about the same time
+
+struct Blocked final : Way {
+    int64_t block_p, block_n, deep; // panels of A; columns, a multiple of the tile's; elements of K, whole K blocks
+    int64_t bytes_a, bytes_b, bytes_sums; // of the workspace: A for each thread, B twice where a block follows
+
+    explicit Blocked(const Gemm &gemm) : Way(gemm) {
+        block_p = std::min(panels_m, ceil_div(kBlockM, mr));
+        block_n = std::min(round_up(n, nr), round_up(kBlockN, nr));
+        const int64_t bytes_k_block = kTaskRows * kGemmBlockUnits * kernel.acc_size;
+        const int64_t most = std::max<int64_t>(second_level_cache() / kParts / bytes_k_block, 1);
+        deep = ceil_div(k_blocks(), ceil_div(k_blocks(), most)) * block_k;
+        const int64_t depth = units(std::min(k, deep));
+        bytes_a = acc_bytes(std::min(block_p, task_panels()) * mr * depth) + tile_bytes();
+        bytes_b = block_n / nr * panel_b(depth);
+        // They wait here for the next K blocks.
+        bytes_sums = k_steps() > 1 ? block_p * ceil_div(block_n, nr) * tile_bytes() : 0;
+    }
+    std::string describe() const override {
+        return "blocked " + text(block_p * mr) + " x " + text(block_n) + " x " + text(std::min(k, deep)) + ", tiles " +
+               text(mr) + " x " + text(nr);
+    }
+    int64_t workspace(int threads) const override {
+        return bytes_a * threads + bytes_b * (steps() > 1 ? 2 : 1) + bytes_sums;
+    }
+
+    /** `panels` panels of A from p0 on, columns n0.. of C and the part k0.. of the sums. */
+    struct Block {
+        int64_t p0, n0, k0, panels, n, k;
+    };
+
+    int64_t blocks_m() const { return ceil_div(panels_m, block_p); }
+    int64_t k_steps() const { return ceil_div(k, deep); }
+    int64_t steps() const { return k_steps() * blocks_m() * ceil_div(n, block_n); }
+    Block block_at(int64_t step) const {
+        const int64_t k0 = step % k_steps() * deep, p0 = step / k_steps() % blocks_m() * block_p,
+                      n0 = step / k_steps() / blocks_m() * block_n;
+        return {p0, n0, k0, std::min(block_p, panels_m - p0), std::min(block_n, n - n0), std::min(deep, k - k0)};
+    }
+
+    void run(const Run &r) const override {
+        const int64_t steps = this->steps();
+        char *const scratch = r.workspace, *const sums = scratch + bytes_a * r.threads,
+                    *const panels = sums + bytes_sums;
+        Least least[2];
+        for (int64_t step = -1; step < steps; ++step) {
+            const int next = static_cast<int>((step + 1) & 1), now = 1 - next; // the first is packed into 0
+            // This block is multiplied, and then the next one's B packed.
+            const Block block = block_at(std::max<int64_t>(step, 0)), then = block_at(std::min(step + 1, steps - 1));
+            const Tasks tasks = step < 0 ? Tasks{0, 1} : tasks_of(block, r.threads);
+            const int64_t packing = step + 1 < steps ? pack_tasks(then) : 0;
+            least[next].forget();
+            Shares shares(tasks.m * tasks.n, r.threads);
+            std::atomic<int64_t> next_pack{0};
+            parallel_for(r.threads, r.threads, [&](int64_t share, int slot) {
+                PackedRows rows;
+                shares.work(share, [&](int64_t t) {
+                    multiply(block, tasks, t, r, rows, scratch + slot * bytes_a, panels + now * bytes_b,
+                             least[now].exponent(), sums);
+                });
+                for (int64_t t; (t = next_pack.fetch_add(1, std::memory_order_relaxed)) < packing;)
+                    least[next].meet(pack(then, t, r, panels + next * bytes_b));
+            });
+        }
+    }
+
+    static constexpr int64_t kPackRows = 32, kPackPanels = 2;
+    int64_t pack_runs() const { return runs_are_rows() ? kPackRows : kPackPanels * nr; }
+    int64_t pack_tasks(const Block &block) const { return ceil_div(runs(block.n, block.k), pack_runs()); }
+    int pack(const Block &block, int64_t t, const Run &r, char *panels) const {
+        const int64_t from = t * pack_runs(), to = std::min(from + pack_runs(), runs(block.n, block.k));
+        return pack_b(panels, at_b(r.b, block.k0, block.n0), block.n, block.k, from, to);
+    }
+
+    /** Into how many tasks a block is cut: by panels of A, then by panels of B. */
+    struct Tasks {
+        int64_t m, n;
+    };
+    int64_t task_panels() const { return kTaskRows / mr; } // of A; at most
+    Tasks tasks_of(const Block &block, int threads) const {
+        const int64_t tasks_m =
+            std::max(ceil_div(block.panels, task_panels()), std::min<int64_t>(block.panels, threads));
+        return {tasks_m, ceil_div(ceil_div(block.n, nr), std::max<int64_t>(kTaskCols / nr, 1))};
+    }
+
+    /** What the products of panels p0..p1 of A and one of B bring nearer: the next panel of B, which sums and the packing of A have
+     *  driven out of the second-level cache; after the last one, as many rows of A, to be packed. */
+    GemmFetch fetch_next(const Block &block, const Run &r, const char *panels_b, int64_t j, int64_t p0,
+                         int64_t p1) const {
+        const int64_t depth = units(block.k), steps = (p1 - p0) * (depth / kGemmStepsTogether);
+        if (j < ceil_div(block.n, nr)) {
+            const int64_t bytes = nr * depth * kernel.acc_size;
+            return fetch_runs(panels_b + j * panel_b(depth), bytes, bytes, 1, steps);
+        }
+        const int64_t rows = row_of(std::min(p1 + p1 - p0, block.p0 + block.panels)) - row_of(p1);
+        const char *const from = at_a(r.a, row_of(p1), block.k0);
+        if (a.col == 1) return fetch_runs(from, block.k * size, a.row * size, rows, steps);
+        if (a.row == 1) return fetch_runs(from, rows * size, a.col * size, rows == 0 ? 0 : block.k, steps);
+        return {};
+    }
+
+    /** The rows of A that a thread has packed last. */
+    struct PackedRows {
+        int64_t task = -1;
+        int least = kLeastOfNothing;
+    };
+
+    void multiply(const Block &block, Tasks tasks, int64_t t, const Run &r, PackedRows &rows, char *scratch,
+                  const char *panels_b, int least_b, char *sums) const {
+        const bool first = block.k0 == 0, last = block.k0 + block.k == k;
+        const int64_t depth = units(block.k), panels_n = ceil_div(block.n, nr);
+        const int64_t tm = t / tasks.n, tn = t % tasks.n;
+        const int64_t p0 = block.p0 + block.panels * tm / tasks.m, p1 = block.p0 + block.panels * (tm + 1) / tasks.m;
+        const int64_t j0 = panels_n * tn / tasks.n, j1 = panels_n * (tn + 1) / tasks.n;
+        char *const tile = scratch, *const packed = scratch + tile_bytes();
+        if (rows.task != tm) {
+            rows.task = tm;
+            rows.least = pack_a(packed, r.a, p0, p1, block.k0, block.k);
+        }
+        const GemmMultiply *const multiply = kernel.multiply[may_flush(rows.least, least_b) ? kExact : kFast];
+        for (int64_t j = j0; j < j1; ++j) {
+            GemmFetch fetch = fetch_next(block, r, panels_b, j + 1, p0, p1);
+            for (int64_t p = p0; p < p1; ++p) {
+                char *const waiting = sums + ((p - block.p0) * panels_n + j) * tile_bytes();
+                const int64_t rows_p = height(p);
+                const char *panel_a = packed + bytes_before(p, depth) - bytes_before(p0, depth),
+                           *panel = panels_b + j * panel_b(depth), *sum = first ? nullptr : waiting;
+                for (int64_t left = depth; left > 0; left -= kGemmBlockUnits) {
+                    const bool leaves = left <= kGemmBlockUnits && !last;
+                    multiply[rows_p](std::min(left, kGemmBlockUnits), panel_a, panel, sum, leaves ? waiting : tile,
+                                     &fetch);
+                    panel_a += rows_p * kGemmBlockUnits * kernel.acc_size;
+                    panel += nr * kGemmBlockUnits * kernel.acc_size;
+                    sum = tile;
+                }
+                if (last)
+                    kernel.store(at_c(r.c, row_of(p), block.n0 + j * nr), c.row, c.col, tile, nr, height(p),
+                                 std::min(nr, block.n - j * nr), r.alpha, r.beta);
+            }
+        }
+        if (last)
+            finish(r.c, r.d, row_of(p0), block.n0 + j0 * nr, row_of(p1) - row_of(p0),
+                   std::min(j1 * nr, block.n) - j0 * nr);
+    }
+};
+
+} // namespace
+
+std::unique_ptr<const Way> blocked(const Gemm &gemm, int) { return std::make_unique<Blocked>(gemm); }
+
+} // namespace infini::gemm

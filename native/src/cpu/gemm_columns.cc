@@ -1,0 +1,188 @@
+/* gemm by columns: so few rows of A that a K block of it stays in the second-level cache beside B's. A is packed once, as a whole;
+ * threads share the columns of C, and each packs the part of B that it needs: a panel whose rows are contiguous while the first
+ * rows of A are multiplied with it, others at once, or where B comes from memory while the K block before is multiplied.
+ * Between the threads there is nothing to wait for, and no line of B that one of them wrote and another reads. */
+#include "cpu/caches.h"
+#include "cpu/gemm_way.h"
+#include "cpu/thread_pool.h"
+
+namespace infini::gemm {
+
+namespace {
+
+constexpr int64_t kColumnsA = 256 * 1024; // bytes of a K block of packed A: a quarter of a second-level cache of 1 MiB
+constexpr int64_t kColumnsRun = 1024;     // bytes of a row of B in one task where it is contiguous,
+constexpr int64_t kColumnsPanels = 2; // else panels of B: what lies ahead in k is then in the cache when it is packed
+/* For a B from memory more rows of A pay, if the second-level cache is as large as those that this was measured on, there are so many
+ * columns, and packed A, which each task reads, has so few bytes. */
+constexpr int64_t kColumnsL2 = 2 << 20, kColumnsMany = 1536, kColumnsManyRowsA = 12 << 20;
+
+struct Columns final : Way {
+    int64_t task_n;                       // columns of C in a task
+    int64_t tasks_m, tasks_n;             // by panels of A, by columns
+    bool packs_rows;                      // the first product of a panel of B does, from where its rows lie
+    bool ahead;                           // else: two K blocks of B, and not only one
+    int64_t bytes_a, bytes_b, bytes_sums; // packed A, shared; B and sums, a thread
+
+    /** Columns of a B whose rows are contiguous in one task; 0 where there are too many rows of A. */
+    static int64_t run_of(const Gemm &g) {
+        const int64_t rows = g.acc_bytes(kGemmBlockUnits), cache = second_level_cache();
+        if (g.m <= kColumnsA / rows) return kColumnsRun / g.size;
+        if (!brings_k_blocks(g) || cache < kColumnsL2 || g.n < kColumnsMany) return 0;
+        if (g.k > kColumnsManyRowsA / g.kernel.acc_size / g.m) return 0;
+        return g.m <= cache / 4 / rows       ? kColumnsRun / g.kernel.acc_size
+               : g.m <= cache * 3 / 8 / rows ? kColumnsRun / 2 / g.kernel.acc_size
+                                             : 0;
+    }
+    /** Does one K block of B after the other come from memory? */
+    static bool brings_k_blocks(const Gemm &g) { return g.k_blocks() > 1 && g.b_is_in_memory(); }
+    /** An A that may be packed as a whole, too; K alone can be as long as 0 strides allow. */
+    static bool applies(const Gemm &g) { return run_of(g) > 0 && g.k <= kFewRowsOfA / g.m; }
+
+    Columns(const Gemm &gemm, int threads)
+        : Way(gemm), packs_rows(gemm.can_pack_rows()), ahead(!packs_rows && brings_k_blocks(gemm)) {
+        constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
+        task_n = b.col == 1 ? run_of(gemm) : kColumnsPanels * nr;
+        task_n = round_up(std::min(task_n, ceil_div(n, threads == 1 ? 1 : threads * kEach)), nr);
+        tasks_n = ceil_div(n, task_n);
+        tasks_m = std::min(panels_m, ceil_div(threads, tasks_n)); // each of which packs B for itself
+        bytes_a = acc_bytes(m * k_blocks() * kGemmBlockUnits);
+        bytes_b = panel_b(units(std::min(k, block_k))) * (packs_rows ? 1 : task_n / nr * (ahead ? 2 : 1));
+        // They wait here for the next K block; those of the last one are stored at once.
+        bytes_sums = tile_bytes() * (k_blocks() > 1 ? ceil_div(panels_m, tasks_m) * (task_n / nr) : 1);
+    }
+    int64_t bytes_of_thread() const { return bytes_b + bytes_sums; }
+    int64_t workspace(int threads) const override { return bytes_a + bytes_of_thread() * threads; }
+
+    void run(const Run &r) const override {
+        constexpr int64_t kPackPanels = 4; // of A, so that all threads pack even where K is one block
+        const int64_t parts = ceil_div(panels_m, kPackPanels);
+        Least least_a;
+        parallel_for(k_blocks() * parts, m * k < 16 * 1024 ? 1 : r.threads, [&](int64_t t, int) {
+            const int64_t k0 = t / parts * block_k, kc = std::min(block_k, k - k0);
+            const int64_t p = t % parts * kPackPanels;
+            least_a.meet(pack_a(block_a(r, k0) + bytes_before(p, units(kc)), r.a, p,
+                                std::min(p + kPackPanels, panels_m), k0, kc));
+        });
+        parallel_for(tasks_m * tasks_n, r.threads, [&](int64_t t, int slot) {
+            char *const scratch = r.workspace + bytes_a + slot * bytes_of_thread();
+            const int64_t j0 = t / tasks_m * task_n, tm = t % tasks_m;
+            const Task task{panels_m * tm / tasks_m, panels_m * (tm + 1) / tasks_m, j0, std::min(task_n, n - j0)};
+            if (packs_rows)
+                multiply_rows(r, task, scratch, scratch + bytes_sums);
+            else
+                multiply(r, task, least_a.exponent(), scratch, scratch + bytes_sums);
+            finish(r.c, r.d, row_of(task.p0), j0, row_of(task.p1) - row_of(task.p0), task.n);
+        });
+    }
+
+    std::string describe() const override {
+        const char *const b_packed = packs_rows ? "B packed by rows, " : ahead ? "B packed ahead, " : "";
+        return std::string("columns, A packed, ") + b_packed + text(tasks_m) + " x " + text(tasks_n) + " tasks of " +
+               text(task_n) + " columns, tiles " + text(mr) + " x " + text(nr);
+    }
+
+    /** [k block][panel][unit][row] */
+    char *block_a(const Run &r, int64_t k0) const { return r.workspace + k0 / kernel.unit_k * m * kernel.acc_size; }
+
+    /** Panels p0..p1 of A, columns j0.. of C. */
+    struct Task {
+        int64_t p0, p1, j0, n;
+    };
+
+    /** A K block of B in a task. */
+    struct BlockB {
+        const char *from;
+        char *panels;
+        int64_t k, packed; // rows; runs
+        int least;
+    };
+    /** Packs its runs up to `end`, or a few less. */
+    void pack(const Task &t, BlockB &block, int64_t end) const {
+        const int64_t together = runs_are_rows() ? kernel.unit_k : nr, all = runs(t.n, block.k);
+        if (end < all) end -= end % together;
+        if (end <= block.packed) return;
+        block.least = std::min(block.least, pack_b(block.panels, block.from, t.n, block.k, block.packed, end));
+        block.packed = end;
+    }
+
+    void store(const Run &r, const Task &t, int64_t p, int64_t j, const char *sums) const {
+        kernel.store(at_c(r.c, row_of(p), t.j0 + j), c.row, c.col, sums, nr, height(p), std::min(nr, t.n - j), r.alpha,
+                     r.beta);
+    }
+
+    /** Each panel of B is packed as the first of A is multiplied with it, while what it takes for the next one is fetched. */
+    void multiply_rows(const Run &r, const Task &t, char *sums, char *panel) const {
+        const GemmMultiply *const multiply = kernel.multiply[kFast];
+        for (int64_t k0 = 0; k0 < k; k0 += block_k) {
+            const bool last = k0 + block_k >= k;
+            const int64_t kc = std::min(block_k, k - k0), depth = units(kc);
+            char *tile = sums;
+            for (int64_t j = 0; j < t.n; j += nr) {
+                const char *const from = at_b(r.b, k0, t.j0 + j);
+                const bool whole = t.n - j >= nr;
+                if (!whole) pack_b(panel, from, t.n - j, kc, 0, kc);
+                GemmFetch fetch = j + nr < t.n ? fetch_panel(r, t, k0, j + nr) : fetch_panel(r, t, k0 + block_k, 0);
+                for (int64_t p = t.p0; p < t.p1; ++p) {
+                    const char *const panel_a = block_a(r, k0) + bytes_before(p, depth);
+                    const char *const in = k0 > 0 ? tile : nullptr;
+                    if (whole && p == t.p0)
+                        kernel.multiply_pack[height(p)](depth, panel_a, from, b.row, panel, in, tile, &fetch);
+                    else
+                        multiply[height(p)](depth, panel_a, panel, in, tile, &fetch);
+                    if (last) store(r, t, p, j, tile);
+                    if (k_blocks() > 1) tile += tile_bytes();
+                }
+            }
+        }
+    }
+    /** Rows k0.. of a panel's columns. The first cache line of a row that does not begin with one was fetched with the panel before. */
+    GemmFetch fetch_panel(const Run &r, const Task &t, int64_t k0, int64_t j) const {
+        const int64_t steps = (t.p1 - t.p0) * (kGemmBlockUnits / kGemmStepsTogether), runs = std::min(block_k, k - k0);
+        if (runs <= 0) return {};
+        const int64_t run = std::min(nr, t.n - j) * size;
+        const char *const at = at_b(r.b, k0, t.j0 + j) + kLine - 1;
+        return {at, at + run, run, b.row * size, runs, run, std::max<int64_t>(steps / runs, 1), 1};
+    }
+
+    void multiply(const Run &r, const Task &t, int least_a, char *sums, char *panels_b) const {
+        const auto block_b = [&](int64_t k0) {
+            char *const panels = panels_b + (ahead ? k0 / block_k % 2 * (bytes_b / 2) : 0);
+            return BlockB{at_b(r.b, k0, t.j0), panels, std::min(block_k, k - k0), 0, kLeastOfNothing};
+        };
+        BlockB now = block_b(0);
+        pack(t, now, runs(t.n, now.k));
+        for (int64_t k0 = 0; k0 < k; k0 += block_k) {
+            const bool last = k0 + block_k >= k;
+            // What is asked for of the next block during one product is there, and packed, after the one that follows.
+            BlockB next = last ? BlockB{} : block_b(k0 + block_k);
+            GemmFetch fetch = last ? GemmFetch{} : fetch_b(next.from, t.n, next.k, t.p1 - t.p0);
+            const int64_t depth = units(now.k);
+            const GemmMultiply *const multiply = kernel.multiply[may_flush(least_a, now.least) ? kExact : kFast];
+            char *tile = sums;
+            for (int64_t j = 0; j < t.n; j += nr)
+                for (int64_t p = t.p0; p < t.p1; ++p) {
+                    const int64_t asked_for = ahead ? runs(t.n, next.k) - fetch.left : 0;
+                    multiply[height(p)](depth, block_a(r, k0) + bytes_before(p, depth),
+                                        now.panels + j / nr * panel_b(depth), k0 > 0 ? tile : nullptr, tile,
+                                        ahead ? &fetch : nullptr);
+                    if (last)
+                        store(r, t, p, j, tile);
+                    else
+                        pack(t, next, asked_for);
+                    if (k_blocks() > 1) tile += tile_bytes();
+                }
+            if (!last) pack(t, next, runs(t.n, next.k));
+            now = next;
+        }
+    }
+};
+
+} // namespace
+
+std::unique_ptr<const Way> columns(const Gemm &gemm, int threads) {
+    if (!Columns::applies(gemm)) return nullptr;
+    return std::make_unique<Columns>(gemm, threads);
+}
+
+} // namespace infini::gemm

@@ -1,0 +1,311 @@
+/* gemm in place: B is multiplied where it lies, in tasks that need nothing of each other. F32 and F64 where the rows of B and of A are
+ * contiguous and B stays in the second-level cache; every dtype where A has few rows, or not many and K is short. A is not
+ * packed either, unless it must be converted. Where there is more of B than the cache holds, few rows of A are multiplied by
+ * short blocks of K, and very few by long runs of some of B's rows; one row by some columns of B over all of K (gemv.inl). */
+#include "cpu/caches.h"
+#include "cpu/gemm_way.h"
+#include "cpu/thread_pool.h"
+
+namespace infini::gemm {
+
+namespace {
+
+/* In place. A task's K block of B fills half of a second-level cache of 1 MiB, A's part and the sums some more of it. */
+constexpr int64_t kInPlaceRun = 2048; // bytes of a row of B in one task
+constexpr int64_t kInPlaceStep = 256; // rows of B that are multiplied before the next ones
+constexpr int64_t kInPlaceTaskRows = 96;
+constexpr int64_t kInPlaceFarRows =
+    16 * 1024;                            // bytes between rows of B: with each in pages of its own, packing pays from
+constexpr int64_t kInPlaceManyRows = 512; // so many rows of A on
+constexpr int64_t kInPlaceFewRows = 32;
+/* M and K of a product that is over before packing has paid; packing while rows of B are multiplied. */
+constexpr int64_t kInPlaceShort = 128, kInPlaceShortOfRows = 64;
+constexpr int64_t kInPlaceFewRowsRun =
+    1024; // so that the next K block, on its way from memory, has room beside this one
+/* More of B than this, of which rows a power of 2 apart would have no room in the cache, is packed for many rows of A. Few rows of A
+ * are multiplied with so many rows of it at a time, in longer runs: they have room, those that follow beside them, and memory
+ * is faster at long runs. In a smaller cache (see GemmKernel) they have none where rows of B meet in a few of its sets. */
+constexpr int64_t kInPlaceNearB = 768 * 1024, kInPlaceNearBSmallL2 = 256 * 1024, kInPlaceMostNearB = 1024 * 1024;
+constexpr int64_t kInPlaceShortStep = 32;
+constexpr int64_t kInPlaceShortRun = 4096; // 2048 or 1024 in a smaller cache
+/* Bytes of B up to which its columns need no fetching, and the first rows of a task. Columns that few shuffles transpose come fast
+ * enough from the last-level cache. */
+constexpr int64_t kColumnsNearB = 16 << 20, kColumnsNearBSmallL2 = 512 * 1024;
+constexpr int64_t kRowsNearB = 1024 * 1024;
+constexpr int64_t kInPlaceCrowdedEvery = 4096;
+constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
+constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:
+constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
+constexpr int64_t kStreamTasks = 16; // for a thread, since one of two often falls behind with what comes from memory
+constexpr int64_t kStreamRowsUncrowded = 4; // from more rows on, short steps are faster
+
+struct InPlace final : Way {
+    bool by_rows;           // which dimension of B is contiguous
+    bool packs_a;           // it must be converted
+    bool streams;           // by long runs of a few of its rows
+    bool shares_k;          // threads have K blocks each, so that they too read B in its own order
+    bool fetches;           // B of the tasks that follow, which comes from far away
+    int64_t step;           // rows of B that are multiplied before the next ones
+    int64_t task_m, task_n; // rows and columns of C in a task
+    int64_t tasks_m, tasks_n;
+    int64_t ld;                     // of sums
+    int64_t bytes_a, bytes_blocks;  // shared: packed A; the sums of each K block
+    int64_t bytes_sums, bytes_part; // all sums and those of a K block, a thread
+    bool at_once;                   // one task and one step, that need no memory
+    GemmInPlace common{};           // what the kernels are told in every call
+
+    /** The rows of a task, in groups as equal as can be. */
+    struct Groups {
+        int count, low, taller; // so many of them have a row more than `low`
+    };
+    Groups whole; // of task_m rows
+
+    static bool applies(const Gemm &g) {
+        if (g.b.col != 1 || g.n == 1) return g.b.row == 1 && g.m <= g.kernel.columns_rows && a_fits(g);
+        if (may_stream(g)) return a_fits(g);
+        // Elements are converted at each use, by each group of rows: worth it where packing costs more.
+        const bool packs = converts(g) && g.can_pack_rows() && !g.b_is_in_memory();
+        const int64_t few = packs ? g.kernel.in_place_rows : kInPlaceFewRows;
+        const int64_t few_of_short = packs ? kInPlaceShortOfRows : kInPlaceShort;
+        if (g.m <= few || (converts(g) && std::max(g.m, g.k) <= few_of_short))
+            return a_fits(g) && !(far_b(g) && crowded(g));
+        if (far_b(g)) return false;
+        const bool far = std::abs(g.b.row) * g.size >= kInPlaceFarRows && g.m >= kInPlaceManyRows;
+        return !converts(g) && g.a.col == 1 && !far;
+    }
+    /** Is there more of B than the second-level cache keeps beside all else? */
+    static bool far_b(const Gemm &g) {
+        int64_t near = g.kernel.has_small_l2 ? kInPlaceNearBSmallL2 : kInPlaceNearB;
+        // For more rows packing wins from there on.
+        if (g.m <= kInPlaceFewRows) near = std::clamp(second_level_cache() / 2, near, kInPlaceMostNearB);
+        return g.n > near / g.size / g.k;
+    }
+    static bool crowded(const Gemm &g) {
+        return g.kernel.has_small_l2 && g.k > g.block_k && g.b.row * g.size % kInPlaceCrowdedEvery == 0;
+    }
+    static bool may_stream(const Gemm &g) {
+        if (g.m > kStreamRows || g.kernel.streams[kFast][g.m] == nullptr) return false;
+        return far_b(g) && (crowded(g) || g.m <= kStreamRowsUncrowded);
+    }
+    static bool converts(const Gemm &g) { return g.size != g.kernel.acc_size; }
+    /** May A be packed as a whole? K alone can be as long as 0 strides allow. */
+    static bool a_fits(const Gemm &g) { return !converts(g) || g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1); }
+
+    InPlace(const Gemm &gemm, int threads) : Way(gemm), by_rows(b.col == 1 && n > 1), packs_a(converts(gemm)) {
+        constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
+        task_m = std::min(m, kInPlaceTaskRows);
+        streams = by_rows && may_stream(*this);
+        const bool short_steps = by_rows && !streams && m <= kInPlaceFewRows && far_b(*this);
+        const int64_t near = by_rows ? kRowsNearB : kernel.has_small_l2 ? kColumnsNearBSmallL2 : kColumnsNearB;
+        fetches = !short_steps && n > near / size / k;
+        const bool gemv = !by_rows && m == 1;
+        step = short_steps           ? kInPlaceShortStep
+               : by_rows && !streams ? std::min(kInPlaceStep, block_k)
+               : gemv                ? k
+                                     : block_k;
+        const bool one_group = m <= kernel.in_place_rows; // has no use for B in the cache once it is multiplied
+        int64_t run = short_steps && !kernel.has_small_l2                 ? kInPlaceShortRun
+                      : m > kInPlaceFewRows || (short_steps && one_group) ? kInPlaceRun
+                                                                          : kInPlaceFewRowsRun;
+        run /= size;
+        shares_k = streams && threads > 1 && k_blocks() >= threads && // and few: K may be as long as 0 strides allow
+                   k_blocks() <= kStreamMostSums / acc_bytes(m * (n + nr));
+        if (streams) { // equal shares, as many for each thread
+            const int64_t sharers = shares_k ? 1 : threads, round = sharers * kStreamRun / kernel.acc_size;
+            run = ceil_div(n, sharers * std::max<int64_t>((n + round / 2) / round, 1));
+            while (shares_k && k_blocks() * ceil_div(n, run) < kStreamTasks * threads && run * size > kStreamLeastRun)
+                run = ceil_div(run, 2);
+        }
+        task_n = std::min(by_rows ? round_up(run, nr)
+                          : gemv  ? std::max(nr, kGemvColumns)
+                                  : nr,
+                          round_up(ceil_div(n, shares_k ? 1 : threads), nr));
+        while (threads > 1 && task_m > 32 && ceil_div(m, task_m) * ceil_div(n, task_n) < threads * kEach) task_m -= 8;
+        tasks_m = ceil_div(m, task_m);
+        tasks_n = ceil_div(n, task_n);
+        bytes_a = packs_a ? acc_bytes(k_blocks() * kGemmBlockUnits * m) : 0;
+        // Rows of a power of 2 would meet in one set of the first-level cache.
+        ld = (shares_k ? round_up(n, nr) : task_n) + (streams ? kLine / kernel.acc_size : 0);
+        bytes_blocks = shares_k ? k_blocks() * acc_bytes(m * ld) : 0;
+        bytes_sums =
+            !shares_k && (k > std::max(step, block_k) || c.col != 1 || may_repeat()) ? acc_bytes(task_m * ld) : 0;
+        bytes_part = !shares_k && (streams || step < std::min(k, block_k)) ? acc_bytes(task_m * ld) : 0;
+        at_once = tasks_m * tasks_n == 1 && k <= step && bytes_a + bytes_blocks + bytes_sums + bytes_part == 0;
+        common.kc = k;
+        common.a_row = packs_a ? 1 : a.row;
+        common.a_unit = packs_a ? m : a.col;
+        common.b_stride = by_rows ? b.row : b.col;
+        common.n = n;
+        common.ld = ld;
+        common.begins = common.ends = true;
+        common.c_row = c.row;
+        whole = groups_of(task_m);
+    }
+    int64_t workspace(int threads) const override {
+        return bytes_a + bytes_blocks + (bytes_sums + bytes_part) * threads;
+    }
+    /** Are there two kinds of kernels, so that a task may be multiplied once more? */
+    bool may_repeat() const { return kernel.unit_k > 1; }
+
+    void run(const Run &r) const override {
+        if (at_once) return run_at_once(r);
+        Least least_a;
+        if (packs_a) // [k block][unit][row]
+            parallel_for(k_blocks(), m * k < 64 * 1024 ? 1 : r.threads, [&](int64_t block, int) {
+                const int64_t k0 = block * block_k;
+                least_a.meet(kernel.pack(r.workspace + block * kGemmBlockUnits * m * kernel.acc_size, 0,
+                                         at_a(r.a, 0, k0), a.row, a.col, m, m, std::min(block_k, k - k0)));
+            });
+        if (shares_k) return run_k_blocks(r, least_a.exponent());
+        parallel_for(tasks_m * tasks_n, r.threads, [&](int64_t t, int slot) {
+            const int64_t i0 = tasks_m == 1 ? 0 : t % tasks_m * task_m,
+                          j0 = tasks_m == 1 ? t * task_n : t / tasks_m * task_n;
+            const Task task{i0, j0, std::min(task_m, m - i0), std::min(task_n, n - j0),
+                            r.workspace + bytes_a + bytes_blocks + slot * (bytes_sums + bytes_part)};
+            // C is written by the kernels, but only once if it is read: else at the end, from the sums.
+            const bool to_c = c.col == 1 && (r.beta == 0 || !may_repeat());
+            const int least_b = multiply(r, task, kFast, to_c);
+            // B has not been read before, so that it is known only now.
+            if (may_flush(least_a.exponent(), least_b)) multiply(r, task, kExact, to_c);
+            if (!to_c) kernel.store(at_c(r.c, i0, j0), c.row, c.col, task.sums, ld, task.m, task.n, r.alpha, r.beta);
+            finish(r.c, r.d, i0, j0, task.m, task.n);
+        });
+    }
+
+    /** The sums of each K block on their own, then those of all in their order. */
+    void run_k_blocks(const Run &r, int least_a) const {
+        const int64_t bytes_block = acc_bytes(m * ld);
+        char *const blocks = r.workspace + bytes_a;
+        parallel_for(k_blocks() * tasks_n, r.threads, [&](int64_t t, int) {
+            const int64_t k0 = t / tasks_n * block_k, j0 = t % tasks_n * task_n;
+            GemmInPlace g = common;
+            g.kc = std::min(block_k, k - k0);
+            g.a = a_of(r, 0, k0);
+            g.b = at_b(r.b, k0, j0);
+            g.n = std::min(task_n, n - j0);
+            g.part = g.sums = blocks + t / tasks_n * bytes_block + j0 * kernel.acc_size;
+            if (may_flush(least_a, kernel.streams[kFast][m](g))) kernel.streams[kExact][m](g);
+        });
+        constexpr int64_t kColumns = 2048, kEnough = 1 << 20; // bytes: worth several threads
+        const BinaryRows add = kernels().binary[kBinaryAdd][kernel.acc_size == 8 ? INFINI_DTYPE_F64 : INFINI_DTYPE_F32];
+        parallel_for(ceil_div(n, kColumns), bytes_blocks < kEnough ? 1 : r.threads, [&](int64_t t, int) {
+            const int64_t j0 = t * kColumns, cols = std::min(kColumns, n - j0);
+            const auto sums = [&](int64_t block) {
+                return TileOperand{blocks + block * bytes_block + j0 * kernel.acc_size, ld, 1};
+            };
+            for (int64_t block = 1; block < k_blocks(); ++block) add(sums(0), sums(0), sums(block), m, cols);
+            kernel.store(at_c(r.c, 0, j0), c.row, c.col, sums(0).p, ld, m, cols, r.alpha, r.beta);
+            finish(r.c, r.d, 0, j0, m, cols);
+        });
+    }
+
+    /** A from row i and element k0 on, as the kernels take it. */
+    const char *a_of(const Run &r, int64_t i, int64_t k0) const {
+        return packs_a ? r.workspace + (k0 / kernel.unit_k * m + i) * kernel.acc_size : at_a(r.a, i, k0);
+    }
+
+    std::string describe() const override {
+        return std::string(streams ? "streamed by " : "in place by ") + (by_rows ? "rows" : "columns") + " of B" +
+               (shares_k ? ", K blocks shared" : "") + (step < block_k ? ", " + text(step) + " at a time" : "") +
+               (packs_a ? ", A packed" : "") + ", tasks " + text(task_m) + " x " + text(task_n);
+    }
+
+    /** Rows i0.., columns j0.. of C. */
+    struct Task {
+        int64_t i0, j0, m, n;
+        char *sums;
+    };
+
+    /** A small product takes about as long as the general way to it. */
+    void run_at_once(const Run &r) const {
+        const GemmInPlaceKernel *const kernels = by_rows ? kernel.rows[kFast] : kernel.columns[kFast];
+        GemmInPlace g = common;
+        g.alpha = r.alpha;
+        g.beta = r.beta;
+        g.fetch = r.fetch;
+        g.a = r.a;
+        g.b = g.ahead = r.b;
+        g.c = r.c;
+        for (int group = 0; group < whole.count; ++group) {
+            const int rows = whole.low + (group < whole.taller);
+            kernels[rows](g);
+            g.a = static_cast<const char *>(g.a) + rows * a.row * size;
+            g.c = static_cast<char *>(g.c) + rows * c.row * size;
+        }
+        finish(r.c, r.d, 0, 0, m, n);
+    }
+
+    Groups groups_of(int64_t rows) const {
+        // A task has few rows, and dividing large numbers takes longer.
+        const int count = streams ? 1 : static_cast<int>(rows + kernel.in_place_rows - 1) / kernel.in_place_rows;
+        return {count, static_cast<int>(rows) / count, static_cast<int>(rows) % count};
+    }
+
+    /** What the kernels fetch while they multiply a group of rows. */
+    void fetch_ahead(const Run &r, const Task &t, int64_t k0, int64_t group, int64_t groups, GemmInPlace &g) const {
+        g.ahead = g.b;
+        g.ahead_every = 0;
+        if (!by_rows) {
+            g.ahead_every = fetches;
+            g.ahead =
+                k0 + step < k ? at_b(r.b, k0 + step, t.j0) : at_b(r.b, 0, std::min(t.j0 + r.threads * task_n, n - 1));
+            return;
+        }
+        if (streams) return;
+        if (m > kInPlaceFewRows) { // the columns beside, which the other rows find in the cache
+            if (group > 0) return;
+            g.ahead = at_b(r.b, k0, t.j0 + 2 * nr);
+            g.ahead_every = 1;
+        } else if (k0 + step < k) { // a share of the rows that follow, so that memory is kept busy all the time
+            const int64_t rows = std::min(step, k - k0 - step); // more would push out what is used again
+            g.ahead = at_b(r.b, k0 + step + rows * group / groups, t.j0);
+            g.ahead_every = groups * ceil_div(g.kc, rows);
+        } else if (const int64_t next = t.j0 + r.threads * task_n; fetches && next < n) { // the next task's, probably
+            g.ahead = at_b(r.b, std::min(step, k) * group / groups, next);
+            g.ahead_every = groups;
+        }
+    }
+
+    int multiply(const Run &r, const Task &t, int exactness, bool to_c) const {
+        const GemmInPlaceKernel *const kernels = streams   ? kernel.streams[exactness]
+                                                 : by_rows ? kernel.rows[exactness]
+                                                           : kernel.columns[exactness];
+        int least = kLeastOfNothing;
+        const auto [groups, low, taller] = t.m == task_m ? whole : groups_of(t.m);
+        for (int64_t k0 = 0; k0 < k; k0 += step) {
+            const bool last = k0 + step >= k;
+            GemmInPlace g = common;
+            g.kc = std::min(step, k - k0);
+            g.b = at_b(r.b, k0, t.j0);
+            g.n = t.n;
+            g.add = k0 >= block_k;
+            g.begins = k0 % block_k == 0;
+            g.ends = last || (k0 + step) % block_k == 0;
+            g.alpha = r.alpha;
+            g.beta = r.beta;
+            g.fetch = r.fetch;
+            int64_t i = 0;
+            for (int group = 0; group < groups; ++group) {
+                const int rows = low + (group < taller);
+                fetch_ahead(r, t, k0, group, groups, g);
+                g.a = a_of(r, t.i0 + i, k0);
+                const int64_t sums = i * ld * kernel.acc_size;
+                g.sums = bytes_sums == 0 ? nullptr : t.sums + sums;
+                g.part = bytes_part == 0 ? nullptr : t.sums + bytes_sums + sums;
+                g.c = last && to_c ? at_c(r.c, t.i0 + i, t.j0) : nullptr;
+                least = std::min(least, kernels[rows](g));
+                i += rows;
+            }
+        }
+        return least;
+    }
+};
+
+} // namespace
+
+std::unique_ptr<const Way> in_place(const Gemm &gemm, int threads) {
+    if (!InPlace::applies(gemm)) return nullptr;
+    return std::make_unique<InPlace>(gemm, threads);
+}
+
+} // namespace infini::gemm

@@ -1,0 +1,302 @@
+/* Products of a few rows of A with a B that is read where it lies: in rows, in long runs of a few rows, or in columns. */
+
+/** What becomes of a tile's sums where that is more than one store of each: rows x cols vectors, the last of a row n_last long. */
+template <class T>
+INFINI_CALLED void finish_sums(const GemmInPlace &g, int64_t j, int64_t n_last, int rows, int cols,
+                               const typename Units<T>::Sums *tile) {
+    using V = typename Units<T>::Sums;
+    using Acc = typename V::Scalar;
+    constexpr int N = V::N;
+    // Read once: for all the compiler knows, what is stored may be g.
+    const int64_t ld = g.ld, c_row = g.c_row;
+    const bool add = g.add, reads = g.beta != 0;
+    const V alpha = broadcast(static_cast<Acc>(g.alpha)), beta = broadcast(static_cast<Acc>(g.beta));
+    if (!g.ends || g.c == nullptr) { // there is room for whole vectors
+        const bool adds = g.ends && add;
+        Acc *to = static_cast<Acc *>(g.ends ? g.sums : g.part) + j;
+        for (; rows > 0; --rows, to += ld)
+            for (int64_t i = 0; i < cols * N; i += N, ++tile) store(to + i, adds ? load(to + i) + *tile : *tile);
+        return;
+    }
+    const Acc *earlier = add ? static_cast<const Acc *>(g.sums) + j : nullptr;
+    T *c = static_cast<T *>(g.c) + j;
+    for (int row = 0; row < rows; ++row)
+        for (int col = 0; col < cols; ++col, ++tile) {
+            const V product = alpha * (add ? load(earlier + row * ld + col * N) + *tile : *tile);
+            T *const to = c + row * c_row + col * N;
+            if (col < cols - 1 || n_last == N)
+                store(to, reads ? fma(beta, load(to), product) : product);
+            else
+                store_n(to, reads ? fma(beta, load_n(to, n_last), product) : product, n_last);
+        }
+}
+
+/** The same for sums that may be all there is to an element of C, as those of a small product. */
+template <class T, int R, int C>
+INFINI_INLINE void finish_in_place(const GemmInPlace &g, int64_t j, int64_t n_last,
+                                   const typename Units<T>::Sums (&sums)[R][C]) {
+    using V = typename Units<T>::Sums;
+    constexpr int N = V::N;
+    if (!g.ends || g.add || g.c == nullptr || g.beta != 0) {
+        V tile[R][C];
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+            for (int c = 0; c < C; ++c) tile[r][c] = sums[r][c];
+        return finish_sums<T>(g, j, n_last, R, C, tile[0]);
+    }
+    // Read once: for all the compiler knows, what is stored may be g.
+    const int64_t c_row = g.c_row;
+    T *const to = static_cast<T *>(g.c) + j;
+    const V alpha = broadcast(static_cast<typename V::Scalar>(g.alpha));
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) {
+            T *const at = to + r * c_row + c * N;
+            c < C - 1 || n_last == N ? store(at, alpha * sums[r][c]) : store_n(at, alpha * sums[r][c], n_last);
+        }
+}
+
+/** One tile of R rows and C * N columns, or of n_last < N columns if C is 1. */
+template <class T, int Exactness, int R, int C>
+INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, typename Units<T>::Least &least) {
+    using U = Units<T>;
+    using V = typename U::Sums;
+    constexpr int N = V::N;
+    const auto *a = static_cast<const typename U::Unit *>(g.a);
+    const T *b = static_cast<const T *>(g.b) + j;
+    const int64_t stride = g.b_stride;
+    const auto *part = g.begins ? nullptr : static_cast<const typename V::Scalar *>(g.part) + j;
+    V sums[R][C];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) sums[r][c] = part == nullptr ? zero(V{}) : load(part + r * g.ld + c * N);
+    const T *ahead = static_cast<const T *>(g.ahead) + j;
+    GemmFetch *const fetch = g.fetch;
+    int64_t wait = fetch != nullptr ? fetch->wait : g.ahead_every;
+    const auto step = [&](bool pairs_up) {
+        typename U::Vector x[C];
+        const T *next_k = pairs_up && U::kDepth > 1 ? b + stride : nullptr;
+        if (--wait == 0) {
+            if (fetch != nullptr) {
+                wait = fetch_some(*fetch);
+            } else {
+                constexpr int64_t kLine = 64 / sizeof(T);
+#pragma GCC unroll 2
+                for (int d = 0; d < U::kDepth; ++d)
+#pragma GCC unroll 16
+                    for (int64_t at = 0; at < C * N; at += kLine) __builtin_prefetch(ahead + d * stride + at, 0, 2);
+                ahead += U::kDepth * stride;
+                wait = g.ahead_every;
+            }
+        }
+        if constexpr (C == 1)
+            x[0] = U::across_n(b, next_k, n_last, least);
+        else
+            U::across(x, b, next_k, least);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            const auto ar = broadcast(a[r * g.a_row]);
+#pragma GCC unroll 16
+            for (int c = 0; c < C; ++c) sums[r][c] = multiply_add<Exactness>(ar, x[c], sums[r][c]);
+        }
+        a += g.a_unit;
+        b += U::kDepth * stride;
+    };
+    for (int64_t u = g.kc / U::kDepth; u > 0; --u) step(true);
+    if (g.kc % U::kDepth != 0) step(false);
+    if (fetch != nullptr) fetch->wait = wait > 0 ? wait : 0;
+    finish_in_place<T, R, C>(g, j, n_last, sums);
+}
+
+/** As many sums as the registers hold beside what is loaded: the fewer rows, the longer the runs of B. */
+template <class T, int R>
+constexpr int tile_vectors() {
+    constexpr int kMost = Units<T>::kDepth == 1 ? 16 : 8; // pairs are made of whole rows before they are multiplied
+    return 2 * kGemmRows / R < kMost ? 2 * kGemmRows / R : kMost;
+}
+
+template <class T, int Exactness, int R>
+int gemm_rows(const GemmInPlace &g) {
+    constexpr int N = Units<T>::Sums::N, C = tile_vectors<T, R>();
+    typename Units<T>::Least least;
+    int64_t j = 0;
+    for (; j + C * N <= g.n; j += C * N) rows_tile<T, Exactness, R, C>(g, j, N, least);
+    if constexpr (C > 2)
+        for (; j + 2 * N <= g.n; j += 2 * N) rows_tile<T, Exactness, R, 2>(g, j, N, least);
+    for (; j + N <= g.n; j += N) rows_tile<T, Exactness, R, 1>(g, j, N, least);
+    if (j < g.n) rows_tile<T, Exactness, R, 1>(g, j, g.n - j, least);
+    return least.exponent();
+}
+
+/** One row of `units` after the other: what they add to the sums of R rows and C * N columns, or of n_last < N if C is 1. */
+template <class T, int Exactness, int R, int G, int C>
+INFINI_INLINE void stream_tile(const typename Units<T>::Vector (&a)[G][R], const T *b, const T *ahead, int64_t stride,
+                               int64_t n_last, bool pairs_up, typename Units<T>::Sums::Scalar *sums, int64_t ld,
+                               typename Units<T>::Least &least) {
+    using U = Units<T>;
+    using V = typename U::Sums;
+    constexpr int N = V::N;
+    constexpr int64_t kLine = 64 / sizeof(T);
+    V s[R][C];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) s[r][c] = load(sums + r * ld + c * N);
+#pragma GCC unroll 16
+    for (int u = 0; u < G; ++u) {
+        typename U::Vector x[C];
+        const T *at = b + u * U::kDepth * stride, *next_k = pairs_up && U::kDepth > 1 ? at + stride : nullptr;
+        if (C > 1)
+#pragma GCC unroll 2
+            for (int d = 0; d < U::kDepth; ++d)
+#pragma GCC unroll 16
+                for (int64_t i = 0; i < C * N; i += kLine)
+                    __builtin_prefetch(ahead + (u * U::kDepth + d) * stride + i, 0, 2);
+        if constexpr (C == 1)
+            x[0] = U::across_n(at, next_k, n_last, least);
+        else
+            U::across(x, at, next_k, least);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+            for (int c = 0; c < C; ++c) s[r][c] = multiply_add<Exactness>(a[u][r], x[c], s[r][c]);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) store(sums + r * ld + c * N, s[r][c]);
+}
+
+/** G units of all columns. */
+template <class T, int Exactness, int R, int G>
+INFINI_INLINE void stream_units(const GemmInPlace &g, const typename Units<T>::Unit *a, const T *b, bool pairs_up,
+                                typename Units<T>::Least &least) {
+    constexpr int N = Units<T>::Sums::N;
+    constexpr int64_t kAhead = 1024 / sizeof(T); // these are more streams than the hardware follows
+    typename Units<T>::Vector wide[G][R];
+    for (int u = 0; u < G; ++u)
+        for (int r = 0; r < R; ++r) wide[u][r] = broadcast(a[r * g.a_row + u * g.a_unit]);
+    auto *const part = static_cast<typename Units<T>::Sums::Scalar *>(g.part);
+    int64_t j = 0;
+    for (; j + 2 * N <= g.n; j += 2 * N) {
+        const int64_t beyond = j + kAhead - g.n; // of these rows: it is the next ones' beginning that comes then
+        const T *ahead = beyond < 0 ? b + j + kAhead : b + G * Units<T>::kDepth * g.b_stride + beyond;
+        stream_tile<T, Exactness, R, G, 2>(wide, b + j, ahead, g.b_stride, N, pairs_up, part + j, g.ld, least);
+    }
+    for (; j < g.n; j += N)
+        stream_tile<T, Exactness, R, G, 1>(wide, b + j, nullptr, g.b_stride, g.n - j < N ? g.n - j : N, pairs_up,
+                                           part + j, g.ld, least);
+}
+
+/** As gemm_rows, for a B that comes from memory: a few of its rows at a time, in long runs, since memory is faster at that than at
+ *  short runs of many rows. */
+template <class T, int Exactness, int R>
+int gemm_streams(const GemmInPlace &g) {
+    using U = Units<T>;
+    using V = typename U::Sums;
+    constexpr int N = V::N, G = 8 * R < 2 * kGemmRows ? 8 : 4; // as many as there are registers for, beside the sums
+    auto *const part = static_cast<typename V::Scalar *>(g.part);
+    typename U::Least least;
+    for (int r = 0; r < R; ++r)
+        for (int64_t j = 0; j < g.n; j += N) store(part + r * g.ld + j, zero(V{}));
+    const auto *a = static_cast<const typename U::Unit *>(g.a);
+    const T *b = static_cast<const T *>(g.b);
+    int64_t left = g.kc / U::kDepth;
+    for (; left >= G; left -= G, a += G * g.a_unit, b += G * U::kDepth * g.b_stride)
+        stream_units<T, Exactness, R, G>(g, a, b, true, least);
+    for (; left > 0; --left, a += g.a_unit, b += U::kDepth * g.b_stride)
+        stream_units<T, Exactness, R, 1>(g, a, b, true, least);
+    if (g.kc % U::kDepth != 0) stream_units<T, Exactness, R, 1>(g, a, b, false, least);
+    for (int64_t j = 0; j < g.n; j += N) {
+        V s[R][1];
+        for (int r = 0; r < R; ++r) s[r][0] = load(part + r * g.ld + j);
+        finish_in_place<T, R, 1>(g, j, g.n - j < N ? g.n - j : N, s);
+    }
+    return least.exponent();
+}
+
+/** N columns of B, contiguous in k, or the first n < N: N x N blocks are transposed in registers and used at once. */
+template <class T, int Exactness, int R, bool Whole>
+INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, typename Units<T>::Least &least) {
+    using U = Units<T>;
+    using V = typename U::Sums;
+    constexpr int N = V::N;
+    constexpr int64_t kBlock = int64_t{N} * U::kDepth;
+    const T *b = static_cast<const T *>(g.b) + j * g.b_stride;
+    const auto *a = static_cast<const typename U::Unit *>(g.a);
+    const T *ahead = g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead) + j * g.b_stride;
+    V sums[R][1];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) sums[r][0] = zero(V{});
+    const auto block = [&](int64_t left) INFINI_INLINE_LAMBDA {
+        V x[N];
+        if (ahead != nullptr) {
+#pragma GCC unroll 16
+            for (int i = 0; i < N; ++i) __builtin_prefetch(ahead + i * g.b_stride, 0, 2);
+            ahead += kBlock;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < N; ++i) x[i] = Whole || i < n ? U::along_k(b + i * g.b_stride, left, least) : zero(V{});
+        transpose(x);
+#pragma GCC unroll 16
+        for (int u = 0; u < N; ++u) {
+            if (u * U::kDepth >= left) break;
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r)
+                sums[r][0] =
+                    multiply_add<Exactness>(broadcast(a[r * g.a_row + u * g.a_unit]), U::vector(x[u]), sums[r][0]);
+        }
+        b += kBlock;
+        a += N * g.a_unit;
+    };
+    int64_t k = 0;
+    for (; k + kBlock <= g.kc; k += kBlock) block(kBlock);
+    if (k < g.kc) block(g.kc - k);
+    finish_in_place<T, R, 1>(g, j, n, sums);
+}
+
+#include "cpu/gemm_lines.inl"
+
+#if defined(__AVX512F__) && !defined(__AVX512BF16__)
+/** The columns of g by cache lines, as far as there are enough of them, and lines. Returns how many that were. */
+template <class T, int R>
+INFINI_INLINE int64_t columns_by_lines(const GemmInPlace &g) {
+    using P = LineProduct<T, R, 2>;
+    constexpr int64_t kColumns = 2 * P::N;
+    const int64_t lines = g.kc / kHalvesOfLine;
+    if (lines == 0) return 0;
+    int64_t j = 0;
+    for (; j + kColumns <= g.n; j += kColumns) {
+        ByteColumns b(static_cast<const T *>(g.b) + j * g.b_stride, g.b_stride * 2);
+        LineFetch fetch(g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead) + j * g.b_stride, lines, b,
+                        kColumns, lines);
+        const float *a = static_cast<const float *>(g.a);
+        alignas(kLine) typename P::Buffer buffer;
+        typename P::Sums sums;
+        P::clear(sums);
+        P::put(buffer[0], b);
+        int64_t which = 0;
+        P::add(sums, a, g.a_unit, b, lines, nullptr, buffer, which, fetch);
+        b.p += lines * kLine;
+        if (g.kc % kHalvesOfLine != 0) P::add_rest(sums, a, g.a_unit, b, g.kc % kHalvesOfLine, buffer[0]);
+        finish_in_place<T, R, 2>(g, j, P::N, sums);
+    }
+    return j;
+}
+#endif
+
+template <class T, int Exactness, int R>
+int gemm_columns(const GemmInPlace &g) {
+    constexpr int N = Units<T>::Sums::N;
+    typename Units<T>::Least least;
+    int64_t j = 0;
+#if defined(__AVX512F__) && !defined(__AVX512BF16__)
+    if constexpr (sizeof(T) == 2) j = columns_by_lines<T, R>(g);
+#endif
+    for (; j + N <= g.n; j += N) columns_tile<T, Exactness, R, true>(g, j, N, least);
+    if (j < g.n) columns_tile<T, Exactness, R, false>(g, j, g.n - j, least);
+    return least.exponent();
+}

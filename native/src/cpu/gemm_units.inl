@@ -1,0 +1,103 @@
+/* Units: what panels of a matrix product are made of, one element each or the pairs that some instructions sum up. */
+
+/** Units of T as one element each, converted to the type sums are kept in. */
+template <class T>
+struct Units {
+    using Sums = Vec<T>;
+    using Vector = Sums;
+    using Unit = typename Sums::Scalar;
+    static constexpr int kDepth = 1;      // elements of k in a unit
+    static constexpr bool kFlush = false; // may multiply_add<kFast>() flush subnormal numbers?
+
+    /** Remembers nothing: no kernel asks for it. */
+    struct Least {
+        int exponent() const { return kLeastOfNothing; }
+    };
+    static INFINI_INLINE Vector vector(Sums x) { return x; }
+    /** Elements k.. of one row, `left` of which there are: those of N units. */
+    static INFINI_INLINE Sums along_k(const T *p, int64_t left, Least &) {
+        return left >= Sums::N ? load(p) : load_n(p, left);
+    }
+    /** The units of C * N columns, or of the first n < N. `next_k` is where the next k lies. */
+    template <int C>
+    static INFINI_INLINE void across(Vector (&x)[C], const T *p, const T *, Least &) {
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) x[c] = load(p + c * Sums::N);
+    }
+    static INFINI_INLINE Vector across_n(const T *p, const T *, int64_t n, Least &) { return load_n(p, n); }
+    static INFINI_INLINE Unit one(const T *p, const T *, Least &) { return to_acc(*p); }
+};
+
+template <int Exactness, class V>
+INFINI_INLINE V multiply_add(V a, V b, V sum) {
+    return fma(a, b, sum);
+}
+
+#if defined(__AVX512BF16__)
+/** Two neighbours in k, the first in the lower half. The instruction adds the product of the second ones, then that of the first
+ *  ones, each rounded like a fused multiply-add, but takes subnormal operands and results for 0. */
+template <>
+struct Units<bf16> {
+    using Sums = VF;
+    using Vector = VP;
+    using Unit = pair;
+    static constexpr int kDepth = 2;
+    static constexpr bool kFlush = true;
+
+    struct Least {
+        __m512i magnitude = _mm512_set1_epi16(-1); // less 1, so that 0 is the largest
+        INFINI_INLINE void meet(__m512i x) {
+            const __m512i bits = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+            magnitude = _mm512_min_epu16(magnitude, _mm512_sub_epi16(bits, _mm512_set1_epi16(1)));
+        }
+        INFINI_INLINE int exponent() const {
+            alignas(64) uint16_t lanes[32];
+            _mm512_store_si512(lanes, magnitude);
+            uint16_t least = 0xffff;
+            for (uint16_t lane : lanes) least = lane < least ? lane : least;
+            return least == 0xffff ? kLeastOfNothing : (least + 1) >> 7;
+        }
+    };
+    static INFINI_INLINE VP vector(VF x) { return {_mm512_castps_si512(x.v)}; }
+    static INFINI_INLINE VF along_k(const bf16 *p, int64_t left, Least &least) {
+        const __m512i x =
+            left >= 32 ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16(static_cast<__mmask32>((1u << left) - 1u), p);
+        least.meet(x);
+        return {_mm512_castsi512_ps(x)};
+    }
+    template <int C>
+    static INFINI_INLINE void across(VP (&x)[C], const bf16 *p, const bf16 *next_k, Least &least) {
+#pragma GCC unroll 4
+        for (int c = 0; c + 1 < C; c += 2) {
+            const __m512i first = _mm512_loadu_si512(p + c * 16);
+            const __m512i second = next_k != nullptr ? _mm512_loadu_si512(next_k + c * 16) : _mm512_setzero_si512();
+            least.meet(first);
+            least.meet(second);
+            x[c] = interleave(first, second, 0);
+            x[c + 1] = interleave(first, second, 1);
+        }
+        if constexpr (C % 2 != 0)
+            x[C - 1] = across_n(p + (C - 1) * 16, next_k == nullptr ? nullptr : next_k + (C - 1) * 16, 16, least);
+    }
+    static INFINI_INLINE VP across_n(const bf16 *p, const bf16 *next_k, int64_t n, Least &least) {
+        const __mmask16 lanes = first_lanes(n);
+        const __m512i first = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, p));
+        const __m512i second =
+            next_k != nullptr ? _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, next_k)) : _mm512_setzero_si512();
+        const __m512i both = _mm512_or_si512(first, _mm512_slli_epi32(second, 16));
+        least.meet(both);
+        return {both};
+    }
+    static INFINI_INLINE pair one(const bf16 *p, const bf16 *next_k, Least &least) {
+        const pair both = {p->bits | (next_k != nullptr ? static_cast<uint32_t>(next_k->bits) << 16 : 0u)};
+        least.meet(_mm512_set1_epi32(static_cast<int>(both.bits)));
+        return both;
+    }
+};
+
+template <int Exactness>
+INFINI_INLINE VF multiply_add(VP a, VP b, VF sum) {
+    if constexpr (Exactness == kFast) return multiply_add_pairs(a, b, sum);
+    return fma(first_of(a), first_of(b), fma(second_of(a), second_of(b), sum));
+}
+#endif

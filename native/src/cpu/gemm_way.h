@@ -1,0 +1,272 @@
+/* What the ways to compute a product on the CPU share: the problem in the form that suits them, what a run is given, and how
+ * threads divide tasks. gemm.cc says which ways there are, and chooses. */
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "core/dtype.h"
+#include "core/status.h"
+#include "cpu/isa.h"
+
+namespace infini::gemm {
+
+constexpr int64_t kLine = 64;
+constexpr int64_t kFarB = 12 << 20; // bytes of B from which on it comes from memory, and is streamed or packed ahead
+constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
+
+inline int64_t ceil_div(int64_t x, int64_t y) { return x / y + (x % y != 0); }
+inline int64_t round_up(int64_t x, int64_t y) { return ceil_div(x, y) * y; }
+inline std::string text(int64_t x) { return std::to_string(x); }
+
+/** Strides in elements. */
+struct Matrix {
+    int64_t batch, row, col;
+};
+
+/** What follows the product: C = C op D, by the kernels and with the roundings of the operator itself. */
+struct Epilogue {
+    BinaryRows kernel = nullptr; // null: nothing
+    BinaryTile tile = nullptr;
+
+    Epilogue() = default;
+    Epilogue(BinaryOp op, int dtype) : kernel(kernels().binary[op][dtype]), tile(kernels().binary_tile[op][dtype]) {}
+
+    void run(TileOperand c, TileOperand d, int64_t rows, int64_t cols) const {
+        constexpr int64_t kFewSteps = 4; // so short a row costs a call that strided elements are not worth saving
+        if (c.col != 1 && (rows > cols || (c.row == 1 && rows >= kFewSteps))) {
+            std::swap(rows, cols);
+            for (TileOperand *x : {&c, &d}) std::swap(x->row, x->col);
+        }
+        if (c.row == cols * c.col && d.row == cols * d.col) { // one row
+            cols *= rows;
+            rows = 1;
+        }
+        const bool transposed = rows > 1 && d.row == 1 && d.col != 0 && d.col != 1;
+        if (c.col == 1 && transposed) return tile(c, c, d, rows, cols, false);
+        kernel(c, c, d, rows, cols);
+    }
+};
+
+/** A problem in the form all ways share, for one item of its batch. */
+struct Gemm {
+    GemmKernel kernel;
+    int64_t size;    // bytes of an element
+    int64_t block_k; // kGemmBlockUnits, in elements
+    int64_t batch, m, n, k;
+    Matrix c, a, b, d; // d: of the epilogue, if there is one
+    Epilogue epilogue;
+    int64_t mr, nr;                // the register tile
+    int64_t panels_m, low, taller; // panels of A; the rows of one; how many, the first ones, have a row more
+    bool exchanged;                // a is the problem's B^T and b its A^T
+
+    Gemm(const InfiniProblem &problem, const Epilogue &then) : d{}, epilogue(then) {
+        const InfiniOperand &dc = problem.operands[0], &da = problem.operands[1], &db = problem.operands[2];
+        kernel = kernels().gemm[dc.dtype];
+        size = kDtypes[dc.dtype].size;
+        block_k = kGemmBlockUnits * kernel.unit_k;
+        const auto matrix = [&](const InfiniOperand &x) { return Matrix{x.stride[0], x.stride[1], x.stride[2]}; };
+        batch = dc.shape[0];
+        m = dc.shape[1];
+        n = dc.shape[2];
+        k = da.shape[2];
+        c = matrix(dc);
+        a = matrix(da);
+        b = matrix(db);
+        if (epilogue.kernel != nullptr) d = matrix(problem.operands[3]);
+        // One B for all items: their rows are rows of one taller problem.
+        const auto goes_on = [&](const Matrix &x) { return m == 1 || x.batch == m * x.row; };
+        if (batch > 1 && b.batch == 0 && goes_on(c) && goes_on(a) && goes_on(d)) {
+            if (m == 1)
+                for (Matrix *x : {&c, &a, &d}) x->row = x->batch;
+            m *= batch;
+            batch = 1;
+        }
+        // Sums are stored in rows, so a column-major C is computed as C^T = B^T A^T; so is one with few columns, since the ways
+        // for few rows then apply.
+        constexpr int64_t kFewColumns = 64;
+        const bool column_major = c.col != 1 && n > 1 && (m == 1 || std::abs(c.row) < std::abs(c.col));
+        const bool narrow = n <= kFewColumns && m > 4 * n;
+        exchanged = column_major || narrow;
+        if (exchanged) {
+            std::swap(m, n);
+            std::swap(a, b);
+            for (Matrix *x : {&a, &b, &c, &d}) std::swap(x->row, x->col);
+        }
+        nr = kernel.nr;
+        // As few panels of A as can be, and as equal: no row is computed that does not exist.
+        panels_m = std::max<int64_t>(ceil_div(m, kernel.mr), 1);
+        low = m / panels_m;
+        taller = m % panels_m;
+        mr = low + (taller != 0);
+    }
+
+    int64_t acc_bytes(int64_t count) const { return round_up(count * kernel.acc_size, kLine); }
+    int64_t tile_bytes() const { return acc_bytes(mr * nr); }
+    /** Of a panel of B. A line more than it holds, for panels of powers of 2 would meet in one set of the first-level cache when
+     *  a row of B is dealt out to them. */
+    int64_t panel_b(int64_t depth) const { return acc_bytes(nr * depth) + kLine; }
+    bool b_is_in_memory() const { return n > kFarB / size / k; }
+    /** Has B rows that a product may pack on its way? */
+    bool can_pack_rows() const { return b.col == 1 && n >= nr && kernel.multiply_pack[1] != nullptr; }
+    /** B lies in memory as runs: rows where those are contiguous (or nothing is), else columns. */
+    bool runs_are_rows() const { return b.col == 1 || b.row != 1; }
+    int64_t runs(int64_t count, int64_t kc) const { return runs_are_rows() ? kc : count; }
+    /** Runs from..to of kc rows and `count` columns of B. Runs that share units or a panel are packed together. */
+    int pack_b(char *panels, const char *pb, int64_t count, int64_t kc, int64_t from, int64_t to) const {
+        const int64_t panel = panel_b(units(kc)), stride = panel / kernel.acc_size;
+        if (runs_are_rows())
+            return kernel.pack(panels + from / kernel.unit_k * nr * kernel.acc_size, stride, at_b(pb, from, 0), b.col,
+                               b.row, count, nr, to - from);
+        return kernel.pack(panels + from / nr * panel, stride, at_b(pb, 0, from), b.col, b.row, to - from, nr, kc);
+    }
+    /** Where panel p of A begins, in rows: those of the panels before it. */
+    int64_t row_of(int64_t p) const { return p * low + std::min(p, taller); }
+    int64_t height(int64_t p) const { return low + (p < taller); }
+    /** Bytes of all panels of A before p. */
+    int64_t bytes_before(int64_t p, int64_t depth) const { return row_of(p) * depth * kernel.acc_size; }
+    /** Panels p0..p1 of A, one behind the other. */
+    int pack_a(char *panels, const char *pa, int64_t p0, int64_t p1, int64_t k0, int64_t kc) const {
+        const int64_t depth = units(kc), lower = std::clamp(taller, p0, p1);
+        const auto pack = [&](int64_t from, int64_t to) {
+            if (from == to) return kLeastOfNothing;
+            const int64_t i0 = row_of(from);
+            return kernel.pack(panels + bytes_before(from, depth) - bytes_before(p0, depth), height(from) * depth,
+                               at_a(pa, i0, k0), a.row, a.col, row_of(to) - i0, height(from), kc);
+        };
+        return std::min(pack(p0, lower), pack(lower, p1));
+    }
+    /** The same, for products that read as much of B `passes` times. */
+    GemmFetch fetch_b(const char *pb, int64_t count, int64_t kc, int64_t passes) const {
+        if (b.col != 1 && b.row != 1) return {};
+        const int64_t run = (runs_are_rows() ? count : kc) * size, stride = (runs_are_rows() ? b.row : b.col) * size;
+        return {pb,     pb + run, run, stride, runs(count, kc), kGemmStepsTogether * nr * kernel.unit_k * size,
+                passes, passes};
+    }
+    /** `left` runs, within so many steps of the kernel. */
+    static GemmFetch fetch_runs(const char *at, int64_t run, int64_t stride, int64_t left, int64_t steps) {
+        constexpr int64_t kLeast = 8 * kLine; // at a time, since counting steps costs something, too
+        if (left == 0 || steps == 0) return {};
+        const int64_t bytes = std::max(round_up(ceil_div(run * left, steps), kLine), kLeast);
+        const int64_t every = std::max<int64_t>(steps * bytes / (run * left), 1);
+        return {at, at + run, run, stride, left, bytes, every, every};
+    }
+    /** What the product of an item brings nearer: A, B and C of another, as far as they lie in runs and are not shared. Returns how
+     *  many parts that is, each followed by the next. */
+    int fetch_item(const char *pa, const char *pb, const char *pc, GemmFetch (&parts)[3]) const {
+        struct {
+            const char *at;
+            Matrix x;
+            int64_t rows, cols;
+        } const all[] = {{pa, a, m, k}, {pb, b, k, n}, {pc, c, m, n}};
+        int count = 0;
+        int64_t bytes = 0;
+        for (auto [at, x, rows, cols] : all) {
+            if (x.row == 1 && x.col != 1) {
+                std::swap(x.row, x.col);
+                std::swap(rows, cols);
+            }
+            if (x.batch == 0 || x.col != 1) continue;
+            if (x.row == cols) {
+                cols *= rows;
+                rows = 1;
+            }
+            bytes += rows * cols * size;
+            parts[count++] = {at, at + cols * size, cols * size, x.row * size, rows, 0, 0, 0};
+        }
+        const int64_t steps = std::max<int64_t>(m * n * units(k) / (kernel.mr * nr), 1); // at least
+        const int64_t at_once = std::max(round_up(ceil_div(bytes, steps), kLine), 4 * kLine);
+        for (int i = count - 1; i >= 0; --i) {
+            parts[i].bytes = at_once;
+            parts[i].every = parts[i].wait = std::max<int64_t>(steps * at_once / std::max<int64_t>(bytes, 1), 1);
+            if (i + 1 < count) parts[i].then = &parts[i + 1];
+        }
+        return count;
+    }
+    int64_t units(int64_t depth) const { return ceil_div(depth, kernel.unit_k); }
+    double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
+    int64_t k_blocks() const { return ceil_div(k, block_k); }
+    const char *at_a(const char *pa, int64_t i, int64_t l) const { return pa + (i * a.row + l * a.col) * size; }
+    const char *at_b(const char *pb, int64_t l, int64_t j) const { return pb + (l * b.row + j * b.col) * size; }
+    char *at_c(char *pc, int64_t i, int64_t j) const { return pc + (i * c.row + j * c.col) * size; }
+
+    /** Rows i0.., columns j0.. of C hold the product: what follows it, once. */
+    void finish(char *pc, char *pd, int64_t i0, int64_t j0, int64_t rows, int64_t cols) const {
+        if (epilogue.kernel == nullptr) return;
+        epilogue.run({at_c(pc, i0, j0), c.row, c.col}, {pd + (i0 * d.row + j0 * d.col) * size, d.row, d.col}, rows,
+                     cols);
+    }
+};
+
+/** One item's operands and what a run may use for it. */
+struct Run {
+    char *c;
+    const char *a, *b;
+    char *d; // only read; null without an epilogue
+    char *workspace;
+    int threads;
+    float alpha, beta;
+    GemmFetch *fetch = nullptr; // the operands of an item that follows
+};
+
+/** One way to compute an item. */
+struct Way : Gemm {
+    explicit Way(const Gemm &gemm) : Gemm(gemm) {}
+    virtual ~Way() = default;
+    virtual int64_t workspace(int threads) const = 0;
+    virtual std::string describe() const = 0;
+    virtual void run(const Run &r) const = 0;
+};
+
+/** May an instruction that flushes subnormal numbers meet one? Given the exponents of the least elements of A and B, as stored.
+ *  With eight significant bits each, products are multiples of 2^(a + b - 268); so are sums, rounded or not, and none but 0
+ *  is below the least normal number, 2^-126, if that is a multiple of it too. */
+inline bool may_flush(int least_a, int least_b) { return least_a < 1 || least_b < 1 || least_a + least_b < 142; }
+
+/** The least of what several threads find. */
+class Least {
+public:
+    void meet(int exponent) {
+        int least = least_.load(std::memory_order_relaxed);
+        while (exponent < least && !least_.compare_exchange_weak(least, exponent, std::memory_order_relaxed)) {
+        }
+    }
+    int exponent() const { return least_.load(std::memory_order_relaxed); }
+    void forget() { least_.store(kLeastOfNothing, std::memory_order_relaxed); }
+
+private:
+    std::atomic<int> least_{kLeastOfNothing};
+};
+
+/** Tasks 0..n_tasks in as many shares as there are threads: neighbours stay together until a thread has done its own and helps
+ *  the others. */
+class Shares {
+public:
+    Shares(int64_t n_tasks, int threads) : n_tasks_(n_tasks), n_(std::min(threads, kMost)) {
+        for (int64_t i = 0; i < n_; ++i) next_[i].at.store(begin(i), std::memory_order_relaxed);
+    }
+    template <class Task>
+    void work(int64_t share, Task &&task) {
+        for (int64_t i = 0; i < n_; ++i) {
+            const int64_t from = (share + i) % n_;
+            for (int64_t t; (t = next_[from].at.fetch_add(1, std::memory_order_relaxed)) < begin(from + 1);) task(t);
+        }
+    }
+
+private:
+    static constexpr int kMost = 64;
+    int64_t begin(int64_t share) const { return n_tasks_ * share / n_; }
+
+    const int64_t n_tasks_, n_;
+    struct alignas(kLine) {
+        std::atomic<int64_t> at;
+    } next_[kMost];
+};
+
+/** The way named, for an item that so many threads compute; null where it does not pay. Best first. */
+std::unique_ptr<const Way> in_place(const Gemm &gemm, int threads);
+std::unique_ptr<const Way> columns(const Gemm &gemm, int threads);
+std::unique_ptr<const Way> blocked(const Gemm &gemm, int threads); // always pays
+
+} // namespace infini::gemm
