@@ -13,13 +13,14 @@ INFINI_INLINE void pack_block(typename Units<T>::Sums::Scalar *to, int64_t width
     using U = Units<T>;
     using V = typename U::Sums;
     constexpr int N = V::N;
-    constexpr int64_t kAhead = 1024 / sizeof(T); // these are more streams than the hardware follows
+    // With AVX2 these are more streams than the hardware follows; CPUs with AVX-512 and a large second-level cache do without.
+    constexpr int64_t kAhead = 1024 / sizeof(T);
     V x[N];
     const T *from = src;
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
         if (P != Piece::kFewRows) from = src + i * stride;
-        __builtin_prefetch(from + kAhead, 0, 2);
+        if (kSmallL2) __builtin_prefetch(from + kAhead, 0, 2);
         x[i] = P != Piece::kPart || i < rows
                    ? U::along_k(from, P == Piece::kPart ? left : int64_t{N} * U::kDepth, least)
                    : zero(V{});
