@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -24,7 +25,12 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if arguments and arguments[0] in COMMANDS:
         try:
-            return int(import_module(COMMANDS[arguments[0]][0]).main(arguments[1:]))
+            status = int(import_module(COMMANDS[arguments[0]][0]).main(arguments[1:]))
+            sys.stdout.flush()
+            return status
+        except BrokenPipeError:  # whoever reads has seen enough, as in `info | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+            return 1
         except LibraryError as error:
             print(f"infiniop_py: {error}", file=sys.stderr)
             return 1

@@ -43,6 +43,18 @@ def rows(text: str) -> dict[str, str]:
     return found
 
 
+def test_a_reader_that_has_seen_enough() -> None:
+    """``info | head`` ends without a traceback, whether it is a line or the last flush that finds the pipe closed."""
+    for unbuffered in ("", "1"):
+        read, write = os.pipe()
+        os.close(read)
+        env = dict(os.environ, PYTHONPATH=str(children.ROOT), PYTHONUNBUFFERED=unbuffered)
+        words = [sys.executable, "-m", "infiniop_py", "config", "--cflags"]
+        done = subprocess.run(words, env=env, stdout=write, stderr=subprocess.PIPE, timeout=120, check=False)
+        os.close(write)
+        assert (done.returncode, done.stderr) == (1, b""), unbuffered
+
+
 # ---- info ------------------------------------------------------------------------------------------------
 
 
