@@ -680,6 +680,10 @@ def _elementwise() -> Iterator[Case]:
         yield alike(op, dtype, (577, 523), ("padded", "T", "T"))  # beyond a strip and a tile
         # Each thread its own part: what is computed twice in place is wrong.
         yield alike(op, dtype, (577, 523), ("padded", "padded", "T"), alias=(("c", "a"),))
+        # The same where padded rows start at cache lines.
+        yield alike(op, dtype, (131, 189), ("padded", "T", "C"))
+        yield alike(op, dtype, (131, 189), ("padded", "T", "T"))
+        yield alike(op, dtype, (131, 189), ("padded", "padded", "T"), alias=(("c", "a"),))
         for shape in (*sizes("scalar 0 3x0x5 0x0 1x1x1 2x1x3x1x2x1x2x2"), (1,) * 9 + (2,) * 7):
             yield alike(op, dtype, shape)
         for shape in sizes("5x33 3x4x17 2x3x2x5" if floating else "3x4x17"):
