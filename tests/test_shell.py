@@ -44,7 +44,7 @@ def rows(text: str) -> dict[str, str]:
 
 
 def test_a_reader_that_has_seen_enough() -> None:
-    """``info | head`` ends without a traceback, whether it is a line or the last flush that finds the pipe closed."""
+    """``info | head`` ends without a traceback, whether a line or the last flush finds the pipe closed."""
     for unbuffered in ("", "1"):
         read, write = os.pipe()
         os.close(read)
