@@ -22,18 +22,22 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    arguments = sys.argv[1:] if argv is None else argv
-    if arguments and arguments[0] in COMMANDS:
+    try:
         try:
-            status = int(import_module(COMMANDS[arguments[0]][0]).main(arguments[1:]))
+            return _run(sys.argv[1:] if argv is None else argv)
+        finally:
             sys.stdout.flush()
-            return status
-        except BrokenPipeError:  # whoever reads has seen enough, as in `info | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
-            return 1
-        except LibraryError as error:
-            print(f"infiniop_py: {error}", file=sys.stderr)
-            return 1
+    except BrokenPipeError:  # whoever reads has seen enough, as in `info | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+        return 1
+    except LibraryError as error:
+        print(f"infiniop_py: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments and arguments[0] in COMMANDS:
+        return int(import_module(COMMANDS[arguments[0]][0]).main(arguments[1:]))
     wants_help = arguments[:1] in (["-h"], ["--help"])
     out = sys.stdout if wants_help else sys.stderr
     if arguments and not wants_help:

@@ -43,16 +43,19 @@ def rows(text: str) -> dict[str, str]:
     return found
 
 
-def test_a_reader_that_has_seen_enough() -> None:
+@pytest.mark.parametrize(
+    ("words", "unbuffered"),
+    [("--help", ""), ("--help", "1"), ("config --cflags", ""), ("config --cflags", "1"), ("config --help", "")],
+)
+def test_a_reader_that_has_seen_enough(words: str, unbuffered: str) -> None:
     """``info | head`` ends without a traceback, whether a line or the last flush finds the pipe closed."""
-    for unbuffered in ("", "1"):
-        read, write = os.pipe()
-        os.close(read)
-        env = dict(os.environ, PYTHONPATH=str(children.ROOT), PYTHONUNBUFFERED=unbuffered)
-        words = [sys.executable, "-m", "infiniop_py", "config", "--cflags"]
-        done = subprocess.run(words, env=env, stdout=write, stderr=subprocess.PIPE, timeout=120, check=False)
-        os.close(write)
-        assert (done.returncode, done.stderr) == (1, b""), unbuffered
+    read, write = os.pipe()
+    os.close(read)
+    env = dict(os.environ, PYTHONPATH=str(children.ROOT), PYTHONUNBUFFERED=unbuffered)
+    python = [sys.executable, "-m", "infiniop_py", *words.split()]
+    done = subprocess.run(python, env=env, stdout=write, stderr=subprocess.PIPE, timeout=120, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 # ---- info ------------------------------------------------------------------------------------------------
