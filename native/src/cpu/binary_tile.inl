@@ -200,8 +200,8 @@ template <>
 constexpr bool kSquares<f16> = false;
 
 /** Bands need a buffer, but stream whole lines, and to rows that start anywhere. Only those of halves, whose pieces of a row are
- *  few lines, lose more at their ends than streaming gains, unless rows start at lines. In the caches, too, whole lines are written
- *  to such rows, but of few elements each those of a square are as fast. */
+ *  few lines, lose more at their ends than streaming gains, unless rows start at lines. In the caches, too, whole lines pay where
+ *  rows do not start at lines, but not for elements of one and two bytes. */
 template <class Op, class T>
 void binary_tile(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t cols, bool stream) {
     const Stepped<T> to{static_cast<T *>(c.p), c.row};

@@ -10,7 +10,7 @@ namespace infini::gemm {
 
 namespace {
 
-/* In place. A task's K block of B fills half of a second-level cache of 1 MiB, A's part and the sums some more of it. */
+/* A task's K block of B fills half of a second-level cache of 1 MiB, A's part and the sums some more of it. */
 constexpr int64_t kInPlaceRun = 2048; // bytes of a row of B in one task
 constexpr int64_t kInPlaceStep = 256; // rows of B that are multiplied before the next ones
 constexpr int64_t kInPlaceTaskRows = 96;
