@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 
+from ._facts import reader_may_stop
 from .errors import LibraryError
 
 #: command -> (module whose main(argv) runs it, what it does). A module is imported only when it is asked for.
@@ -22,17 +22,12 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    try:
+    with reader_may_stop():
         try:
             return _run(sys.argv[1:] if argv is None else argv)
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has seen enough, as in `info | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
-        return 1
-    except LibraryError as error:
-        print(f"infiniop_py: {error}", file=sys.stderr)
-        return 1
+        except LibraryError as error:
+            print(f"infiniop_py: {error}", file=sys.stderr)
+            return 1
 
 
 def _run(arguments: list[str]) -> int:

@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
@@ -71,6 +72,19 @@ def show(name: str, value: str) -> None:
     print(f"{name:{WIDTH}} {value}".rstrip().replace("\n", f"\n{'':{WIDTH}} "))
 
 
+@contextmanager
+def reader_may_stop() -> Iterator[None]:
+    """End the program quietly, with status 1, if its reader has seen enough, as in ``info | head``."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+        raise SystemExit(1) from None
+
+
 def command() -> list[str] | None:
     """The arguments of ``python -m infiniop_py`` while that is about to run; None in any other program.
 
@@ -91,8 +105,9 @@ def end_command(error: Exception) -> None:
         return
     if arguments[:1] not in (["info"], ["doctor"]):
         raise SystemExit(f"{_PACKAGE}: {error}")
-    for name, value in facts():
-        show(name, value)
-    show("library", str(error))
-    show("verdict", "FAILED: the native library cannot be used")
+    with reader_may_stop():
+        for name, value in facts():
+            show(name, value)
+        show("library", str(error))
+        show("verdict", "FAILED: the native library cannot be used")
     raise SystemExit(1)

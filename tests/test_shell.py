@@ -43,19 +43,25 @@ def rows(text: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("words", "unbuffered"),
-    [("--help", ""), ("--help", "1"), ("config --cflags", ""), ("config --cflags", "1"), ("config --help", "")],
-)
-def test_a_reader_that_has_seen_enough(words: str, unbuffered: str) -> None:
-    """``info | head`` ends without a traceback, whether a line or the last flush finds the pipe closed."""
+@pytest.mark.parametrize("library", [None, "/nowhere"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["--help", "config --cflags", "info"])
+def test_a_reader_that_has_seen_enough(words: str, unbuffered: str, library: str | None) -> None:
+    """``info | head`` ends without a traceback, whether a line or the last flush finds the pipe closed,
+    and whether there is a native library or not."""
     read, write = os.pipe()
     os.close(read)
     env = dict(os.environ, PYTHONPATH=str(children.ROOT), PYTHONUNBUFFERED=unbuffered)
+    if library is not None:
+        env["INFINIOP_LIBRARY"] = library
     python = [sys.executable, "-m", "infiniop_py", *words.split()]
     done = subprocess.run(python, env=env, stdout=write, stderr=subprocess.PIPE, timeout=120, check=False)
     os.close(write)
-    assert (done.returncode, done.stderr) == (1, b"")
+    assert done.returncode == 1
+    if library is None or words == "info":
+        assert done.stderr == b""
+    else:
+        assert b"INFINIOP_LIBRARY=/nowhere" in done.stderr and b"Traceback" not in done.stderr
 
 
 # ---- info ------------------------------------------------------------------------------------------------
