@@ -249,8 +249,9 @@ def test_a_row_of_a_product_in_any_company(
     record_property("cases", cases)
 
 
-# Columns of B, of which a small cache holds less: rows that meet in a few of its sets, or not; over 12 MiB.
-_LARGE_B = {"crowded": 2048, "large": 2050, "far": 10_500}
+# Columns of B, of which a small cache holds less: rows that meet in a few of its sets, or not; over 12 MiB,
+# and over 48 in F32 and F64.
+_LARGE_B = {"crowded": 2048, "large": 2050, "far": 11_500}
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["b_rows", "b_columns"])
@@ -276,6 +277,31 @@ def test_a_row_of_a_product_with_a_large_b(
         rows = rng.permutation(800)[:m]
         assert_same_bits(infiniop_py.gemm(a[rows], b), whole[rows], f"{m} rows, {count} threads")
     record_property("cases", 2 * len(heights))
+
+
+# Columns: fewer than are fetched ahead, and some more than that, none of them whole vectors.
+@pytest.mark.parametrize("columns", [101, 265])
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_a_row_of_a_product_with_a_long_b(
+    dtype: str, columns: int, rng: np.random.Generator, num_threads: Threads, record_property: Record
+) -> None:
+    """Over 48 MiB of B in short rows, which few rows of A stream in steps; added to a C, whose columns may be
+    apart."""
+    k = 130_000 * 101 // columns * 4 // np.dtype(DTYPES[dtype]).itemsize
+    a, b, c = (
+        _normal(rng, dtype, 40, k),
+        _normal(rng, dtype, k, columns),
+        _normal(rng, dtype, 40, 2 * columns),
+    )
+    heights = (4, 5, 8, 12, 13, 16, 17)
+    for at in (c[:, ::2], c[:, :columns]):
+        whole = infiniop_py.gemm(a, b, 0.5, -2.0, c=at)
+        for m, count in itertools.product(heights, (1, 2)):
+            num_threads(count)
+            out = at[:m].copy() if at.strides[1] == at.itemsize else c[:m].copy()[:, ::2]
+            infiniop_py.gemm(a[:m], b, 0.5, -2.0, out=out, c=out)
+            assert_same_bits(out, whole[:m], f"{m} rows, {count} threads")
+    record_property("cases", 4 * len(heights))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

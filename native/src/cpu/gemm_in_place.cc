@@ -33,6 +33,7 @@ constexpr int64_t kInPlaceShortRun = 4096; // 2048 or 1024 in a smaller cache
 constexpr int64_t kColumnsNearB = 16 << 20, kColumnsNearBSmallL2 = 512 * 1024;
 constexpr int64_t kRowsNearB = 1024 * 1024;
 constexpr int64_t kInPlaceCrowdedEvery = 4096;
+constexpr int64_t kStepsB = 48 << 20;         // bytes of B from which on more rows are streamed (gemm_steps)
 constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
 constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:
 constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
@@ -41,7 +42,7 @@ constexpr int64_t kStreamRowsUncrowded = 4; // from more rows on, short steps ar
 
 struct InPlace final : Way {
     bool by_rows;           // which dimension of B is contiguous
-    bool packs_a;           // it must be converted
+    bool packs_a;           // it must be converted, or its rows would meet in one set of the first-level cache
     bool streams;           // by long runs of a few of its rows
     bool shares_k;          // threads have K blocks each, so that they too read B in its own order
     bool fetches;           // B of the tasks that follow, which comes from far away
@@ -85,8 +86,10 @@ struct InPlace final : Way {
     }
     static bool may_stream(const Gemm &g) {
         if (g.m > kStreamRows || g.kernel.streams[kFast][g.m] == nullptr) return false;
+        if (by_steps(g)) return g.n > kStepsB / g.size / g.k && g.k <= kFewRowsOfA / g.m;
         return far_b(g) && (crowded(g) || g.m <= kStreamRowsUncrowded);
     }
+    static bool by_steps(const Gemm &g) { return g.m >= g.kernel.steps_rows; }
     static bool converts(const Gemm &g) { return g.size != g.kernel.acc_size; }
     /** May A be packed as a whole? K alone can be as long as 0 strides allow. */
     static bool a_fits(const Gemm &g) { return !converts(g) || g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1); }
@@ -95,6 +98,8 @@ struct InPlace final : Way {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         task_m = std::min(m, kInPlaceTaskRows);
         streams = by_rows && may_stream(*this);
+        const bool in_steps = streams && by_steps(*this);
+        packs_a |= in_steps;
         const bool short_steps = by_rows && !streams && m <= kInPlaceFewRows && far_b(*this);
         const int64_t near = by_rows ? kRowsNearB : kernel.has_small_l2 ? kColumnsNearBSmallL2 : kColumnsNearB;
         fetches = !short_steps && n > near / size / k;
@@ -108,7 +113,8 @@ struct InPlace final : Way {
                       : m > kInPlaceFewRows || (short_steps && one_group) ? kInPlaceRun
                                                                           : kInPlaceFewRowsRun;
         run /= size;
-        shares_k = streams && threads > 1 && k_blocks() >= threads && // and few: K may be as long as 0 strides allow
+        shares_k = streams && !in_steps && threads > 1 &&
+                   k_blocks() >= threads && // and few: K may be as long as 0 strides allow
                    k_blocks() <= kStreamMostSums / acc_bytes(m * (n + nr));
         if (streams) { // equal shares, as many for each thread
             const int64_t sharers = shares_k ? 1 : threads, round = sharers * kStreamRun / kernel.acc_size;

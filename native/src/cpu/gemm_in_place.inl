@@ -76,7 +76,7 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
     const T *ahead = static_cast<const T *>(g.ahead) + j;
     GemmFetch *const fetch = g.fetch;
     int64_t wait = fetch != nullptr ? fetch->wait : g.ahead_every;
-    const auto step = [&](bool pairs_up) {
+    const auto step = [&](bool pairs_up) INFINI_INLINE_LAMBDA {
         typename U::Vector x[C];
         const T *next_k = pairs_up && U::kDepth > 1 ? b + stride : nullptr;
         if (--wait == 0) {
@@ -105,7 +105,15 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
         a += g.a_unit;
         b += U::kDepth * stride;
     };
-    for (int64_t u = g.kc / U::kDepth; u > 0; --u) step(true);
+    int64_t u = g.kc / U::kDepth;
+    // See step_tile. Converted elements gain nothing by it.
+    if constexpr (C > 1 && !kSmallL2 && sizeof(T) == sizeof(typename U::Unit)) {
+        constexpr int kTogether = 4;
+        for (; u >= kTogether; u -= kTogether)
+#pragma GCC unroll 4
+            for (int i = 0; i < kTogether; ++i) step(true);
+    }
+    for (; u > 0; --u) step(true);
     if (g.kc % U::kDepth != 0) step(false);
     if (fetch != nullptr) fetch->wait = wait > 0 ? wait : 0;
     finish_in_place<T, R, C>(g, j, n_last, sums);
@@ -115,6 +123,7 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
 template <class T, int R>
 constexpr int tile_vectors() {
     constexpr int kMost = Units<T>::kDepth == 1 ? 16 : 8; // pairs are made of whole rows before they are multiplied
+    if (R > kGemmRows) return 1;                          // a second vector would not fit
     return 2 * kGemmRows / R < kMost ? 2 * kGemmRows / R : kMost;
 }
 
@@ -216,6 +225,93 @@ int gemm_streams(const GemmInPlace &g) {
         finish_in_place<T, R, 1>(g, j, g.n - j < N ? g.n - j : N, s);
     }
     return least.exponent();
+}
+
+/** kc rows of B times packed A, for R rows and C * N columns, or n_last < N of them if C is 1; added to `part` unless that begins. */
+template <class T, int R, int C>
+INFINI_INLINE void step_tile(const typename Units<T>::Unit *a, const T *b, int64_t stride, int64_t ahead, int64_t kc,
+                             int64_t n_last, typename Units<T>::Sums::Scalar *part, int64_t ld, bool begins) {
+    using U = Units<T>;
+    using V = typename U::Sums;
+    constexpr int N = V::N;
+    constexpr int64_t kLine = 64 / sizeof(T);
+    typename U::Least least;
+    V sums[R][C];
+    if (begins)
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+            for (int c = 0; c < C; ++c) sums[r][c] = zero(V{});
+    else
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+            for (int c = 0; c < C; ++c) sums[r][c] = load(part + r * ld + c * N);
+    const auto step = [&]() INFINI_INLINE_LAMBDA {
+        typename U::Vector x[C];
+#pragma GCC unroll 16
+        for (int64_t at = 0; at < C * N; at += kLine) __builtin_prefetch(b + ahead + at, 0, 2);
+        if (C == 1 && n_last < N)
+            x[0] = U::across_n(b, nullptr, n_last, least);
+        else
+            U::across(x, b, static_cast<const T *>(nullptr), least);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            const auto ar = broadcast(a[r]);
+#pragma GCC unroll 16
+            for (int c = 0; c < C; ++c) sums[r][c] = fma(ar, x[c], sums[r][c]);
+        }
+        a += R;
+        b += stride;
+    };
+    // A loop of so few turns ends where the processor expects it to. One guess that fails stops all reading ahead.
+    constexpr int kTogether = 8;
+    for (; kc >= kTogether; kc -= kTogether)
+#pragma GCC unroll 8
+        for (int u = 0; u < kTogether; ++u) step();
+    for (; kc > 0; --kc) step();
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) store(part + r * ld + c * N, sums[r][c]);
+}
+
+/** The same for columns from..to. Not inlined: registers are scarce. */
+template <class T, int R>
+INFINI_CALLED void step_columns(const typename Units<T>::Unit *a, const T *b, int64_t stride, int64_t ahead, int64_t kc,
+                                int64_t from, int64_t to, typename Units<T>::Sums::Scalar *part, int64_t ld,
+                                bool begins) {
+    constexpr int N = Units<T>::Sums::N, C = tile_vectors<T, R>();
+    int64_t j = from;
+    for (; j + C * N <= to; j += C * N) step_tile<T, R, C>(a, b + j, stride, ahead, kc, N, part + j, ld, begins);
+    if constexpr (C > 1)
+        for (; j + N <= to; j += N) step_tile<T, R, 1>(a, b + j, stride, ahead, kc, N, part + j, ld, begins);
+    if (j < to) step_tile<T, R, 1>(a, b + j, stride, ahead, kc, to - j, part + j, ld, begins);
+}
+
+/** As gemm_streams, for more rows of A than registers hold elements of: they are packed. B is taken in steps of some rows, no more
+ *  than the hardware follows in their long runs, each row fetched a little ahead of where it is multiplied. */
+template <class T, int R>
+int gemm_steps(const GemmInPlace &g) {
+    using V = typename Units<T>::Sums;
+    constexpr int64_t N = V::N, kSteps = 32;
+    constexpr int64_t kAhead = 1024 / sizeof(T); // whole vectors
+    auto *const part = static_cast<typename V::Scalar *>(g.part);
+    const auto *a = static_cast<const typename Units<T>::Unit *>(g.a);
+    const T *b = static_cast<const T *>(g.b);
+    const int64_t n = g.n, stride = g.b_stride, ld = g.ld, kc = g.kc;
+    const int64_t near_end = n > kAhead ? (n - kAhead) / N * N : 0; // from there on it is the next rows' beginning
+    for (int64_t k = 0; k < kc; k += kSteps, a += kSteps * R, b += kSteps * stride) {
+        const int64_t steps = kc - k < kSteps ? kc - k : kSteps;
+        step_columns<T, R>(a, b, stride, kAhead, steps, 0, near_end, part, ld, k == 0);
+        step_columns<T, R>(a, b, stride, kSteps * stride - near_end, steps, near_end, n, part, ld, k == 0);
+    }
+    for (int64_t j = 0; j < n; j += N) {
+        V s[R][1];
+        for (int r = 0; r < R; ++r) s[r][0] = load(part + r * ld + j);
+        finish_in_place<T, R, 1>(g, j, n - j < N ? n - j : N, s);
+    }
+    return kLeastOfNothing;
 }
 
 /** N columns of B, contiguous in k, or the first n < N: N x N blocks are transposed in registers and used at once. */
