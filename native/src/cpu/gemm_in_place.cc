@@ -1,7 +1,7 @@
 /* gemm in place: B is multiplied where it lies, in tasks that need nothing of each other. F32 and F64 where the rows of B and of A are
  * contiguous and B stays in the second-level cache; every dtype where A has few rows, or not many and K is short. A is not
  * packed either, unless it must be converted. Where there is more of B than the cache holds, few rows of A are multiplied by
- * short blocks of K, and very few by long runs of some of B's rows; one row by some columns of B over all of K (gemv.inl). */
+ * short blocks of K, and very few, or up to 16 where there is much more, by long runs of some of B's rows; one row by some columns of B over all of K (gemv.inl). */
 #include "cpu/caches.h"
 #include "cpu/gemm_way.h"
 #include "cpu/thread_pool.h"
@@ -38,7 +38,7 @@ constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
 constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:
 constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
 constexpr int64_t kStreamTasks = 16; // for a thread, since one of two often falls behind with what comes from memory
-constexpr int64_t kStreamRowsUncrowded = 4; // from more rows on, short steps are faster
+constexpr int64_t kStreamRowsUncrowded = 4; // from more rows on, short steps are faster, up to kStepsB
 
 struct InPlace final : Way {
     bool by_rows;           // which dimension of B is contiguous
