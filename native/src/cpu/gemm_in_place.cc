@@ -1,7 +1,8 @@
 /* gemm in place: B is multiplied where it lies, in tasks that need nothing of each other. F32 and F64 where the rows of B and of A are
  * contiguous and B stays in the second-level cache; every dtype where A has few rows, or not many and K is short. A is not
  * packed either, unless it must be converted. Where there is more of B than the cache holds, few rows of A are multiplied by
- * short blocks of K, and very few, or up to 16 where there is much more, by long runs of some of B's rows; one row by some columns of B over all of K (gemv.inl). */
+ * short blocks of K, and very few, or up to 16 where there is much more, by long runs of some of B's rows; one row by some
+ * columns of B over all of K (gemv.inl). */
 #include "cpu/caches.h"
 #include "cpu/gemm_way.h"
 #include "cpu/thread_pool.h"
