@@ -30,8 +30,8 @@ constexpr int64_t kInPlaceNearB = 768 * 1024, kInPlaceNearBSmallL2 = 256 * 1024,
 constexpr int64_t kInPlaceShortStep = 32;
 constexpr int64_t kInPlaceShortRun = 4096; // 2048 or 1024 in a smaller cache
 /* Bytes of B up to which its columns need no fetching, and the first rows of a task. Columns that few shuffles transpose come fast
- * enough from the last-level cache. */
-constexpr int64_t kColumnsNearB = 16 << 20, kColumnsNearBSmallL2 = 512 * 1024;
+ * enough from the last-level cache, but are fetched where that costs little: they may well come from memory. */
+constexpr int64_t kColumnsNearB = 4 << 20, kColumnsNearBOfHalves = 16 << 20, kColumnsNearBSmallL2 = 512 * 1024;
 constexpr int64_t kRowsNearB = 1024 * 1024;
 constexpr int64_t kInPlaceCrowdedEvery = 4096;
 constexpr int64_t kStepsB = 48 << 20;         // bytes of B from which on more rows are streamed (gemm_steps)
@@ -102,7 +102,10 @@ struct InPlace final : Way {
         const bool in_steps = streams && by_steps(*this);
         packs_a |= in_steps;
         const bool short_steps = by_rows && !streams && m <= kInPlaceFewRows && far_b(*this);
-        const int64_t near = by_rows ? kRowsNearB : kernel.has_small_l2 ? kColumnsNearBSmallL2 : kColumnsNearB;
+        const int64_t near = by_rows               ? kRowsNearB
+                             : kernel.has_small_l2 ? kColumnsNearBSmallL2
+                             : converts(*this)     ? kColumnsNearBOfHalves
+                                                   : kColumnsNearB;
         fetches = !short_steps && n > near / size / k;
         const bool gemv = !by_rows && m == 1;
         step = short_steps           ? kInPlaceShortStep

@@ -140,6 +140,10 @@ int gemm_rows(const GemmInPlace &g) {
     return least.exponent();
 }
 
+/** Is there room beside so many rows of sums for B in the first-level cache? Else it is fetched into the second, and from further. */
+template <int R>
+constexpr bool kFetchesNear = R <= 2;
+
 /** One row of `units` after the other: what they add to the sums of R rows and C * N columns, or of n_last < N if C is 1. */
 template <class T, int Exactness, int R, int G, int C>
 INFINI_INLINE void stream_tile(const typename Units<T>::Vector (&a)[G][R], const T *b, const T *ahead, int64_t stride,
@@ -163,7 +167,7 @@ INFINI_INLINE void stream_tile(const typename Units<T>::Vector (&a)[G][R], const
             for (int d = 0; d < U::kDepth; ++d)
 #pragma GCC unroll 16
                 for (int64_t i = 0; i < C * N; i += kLine)
-                    __builtin_prefetch(ahead + (u * U::kDepth + d) * stride + i, 0, 2);
+                    __builtin_prefetch(ahead + (u * U::kDepth + d) * stride + i, 0, kFetchesNear<R> ? 3 : 2);
         if constexpr (C == 1)
             x[0] = U::across_n(at, next_k, n_last, least);
         else
@@ -184,7 +188,8 @@ template <class T, int Exactness, int R, int G>
 INFINI_INLINE void stream_units(const GemmInPlace &g, const typename Units<T>::Unit *a, const T *b, bool pairs_up,
                                 typename Units<T>::Least &least) {
     constexpr int N = Units<T>::Sums::N;
-    constexpr int64_t kAhead = 1024 / sizeof(T); // these are more streams than the hardware follows
+    // These are more streams than the hardware follows.
+    constexpr int64_t kAhead = (kFetchesNear<R> ? 768 : 1024) / sizeof(T);
     typename Units<T>::Vector wide[G][R];
     for (int u = 0; u < G; ++u)
         for (int r = 0; r < R; ++r) wide[u][r] = broadcast(a[r * g.a_row + u * g.a_unit]);
@@ -314,6 +319,30 @@ int gemm_steps(const GemmInPlace &g) {
     return kLeastOfNothing;
 }
 
+/** Columns of B, contiguous in k, fetched a little before they are read: of `k` elements each, then what comes `after` those, or
+ *  nothing if that is null. So little that the processor's own fetching, which follows what is read, goes on beside it. */
+template <class T>
+struct ColumnFetch {
+    static constexpr int64_t kAhead = 5 * kLine / sizeof(T);
+    const T *next, *after;
+    int64_t left; // elements of each column until `after`
+
+    INFINI_INLINE ColumnFetch(const T *b, int64_t k, const T *after_)
+        : next(b + kAhead), after(after_), left(after_ == nullptr ? 0 : k - kAhead) {}
+    template <int N>
+    INFINI_INLINE void some(int64_t stride, int64_t elements) {
+        if (after == nullptr) return;
+        if (left <= 0) {
+            next = after;
+            left += INT64_MAX / 2;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < N; ++i) __builtin_prefetch(next + i * stride, 0, 3);
+        next += elements;
+        left -= elements;
+    }
+};
+
 /** N columns of B, contiguous in k, or the first n < N: N x N blocks are transposed in registers and used at once. */
 template <class T, int Exactness, int R, bool Whole>
 INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, typename Units<T>::Least &least) {
@@ -323,17 +352,13 @@ INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, type
     constexpr int64_t kBlock = int64_t{N} * U::kDepth;
     const T *b = static_cast<const T *>(g.b) + j * g.b_stride;
     const auto *a = static_cast<const typename U::Unit *>(g.a);
-    const T *ahead = g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead) + j * g.b_stride;
+    ColumnFetch<T> fetch(b, g.kc, g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead) + j * g.b_stride);
     V sums[R][1];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) sums[r][0] = zero(V{});
     const auto block = [&](int64_t left) INFINI_INLINE_LAMBDA {
         V x[N];
-        if (ahead != nullptr) {
-#pragma GCC unroll 16
-            for (int i = 0; i < N; ++i) __builtin_prefetch(ahead + i * g.b_stride, 0, 2);
-            ahead += kBlock;
-        }
+        fetch.template some<N>(g.b_stride, kBlock);
 #pragma GCC unroll 16
         for (int i = 0; i < N; ++i) x[i] = Whole || i < n ? U::along_k(b + i * g.b_stride, left, least) : zero(V{});
         transpose(x);

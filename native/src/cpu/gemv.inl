@@ -36,21 +36,17 @@ INFINI_INLINE void sum_squares(typename Units<T>::Sums::Scalar *to, const typena
             sums[tile] = multiply_add<Exactness>(broadcast(a[(at + u) * a_unit]), U::vector(x[u]), sums[tile]);
         }
     };
+    ColumnFetch<T> fetch(b, k, ahead);
     for (int64_t rest = k; rest > 0; rest -= kBlock) {
-        const T *next = ahead == nullptr || rest <= kBlock ? ahead : b + kBlock;
 #pragma GCC unroll 4
         for (int tile = 0; tile < Tiles; ++tile) sums[tile] = zero(V{});
         int64_t left = rest < kBlock ? rest : kBlock;
         for (; left >= kLineSquares * kSquare; left -= kLineSquares * kSquare) {
+            fetch.template some<Tiles * N>(stride, kLineSquares * kSquare);
 #pragma GCC unroll 4
-            for (int tile = 0; tile < Tiles; ++tile) {
-                if (next != nullptr)
-#pragma GCC unroll 16
-                    for (int i = 0; i < N; ++i) __builtin_prefetch(next + (tile * N + i) * stride, 0, 2);
+            for (int tile = 0; tile < Tiles; ++tile)
 #pragma GCC unroll 4
                 for (int64_t at = 0; at < kLineSquares; ++at) square(tile, at * N, kSquare);
-            }
-            if (next != nullptr) next += kLineSquares * kSquare;
             a += kLineSquares * N * a_unit;
             b += kLineSquares * kSquare;
         }
@@ -250,9 +246,9 @@ INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const Gemm
 #endif
     constexpr int64_t kSome = kSideBySide<T> * V::N;
     for (; i + kSome <= columns; i += kSome)
-        sum_squares<T, Exactness, kSideBySide<T>, true>(sums + i, a, g.a_unit, g.kc, b + i * g.b_stride, g.b_stride,
-                                                        kSome, ahead == nullptr ? nullptr : ahead + i * g.b_stride,
-                                                        least);
+        sum_squares<T, Exactness, kSideBySide<T>, true>(
+            sums + i, a, g.a_unit, g.kc, b + i * g.b_stride, g.b_stride, kSome,
+            ahead == nullptr || i + 2 * kSome > columns ? ahead : b + (i + kSome) * g.b_stride, least);
     for (; i < columns; i += V::N)
         sum_squares<T, Exactness, 1, false>(sums + i, a, g.a_unit, g.kc, b + i * g.b_stride, g.b_stride,
                                             columns - i < V::N ? columns - i : V::N, nullptr, least);
