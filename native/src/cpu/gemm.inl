@@ -182,6 +182,8 @@ constexpr int kHeldRows = 6; // most of A of which registers hold some elements 
 
 /** Fewer rows are read at the same pace in short steps. Nor is that where time goes if elements are converted at each use. */
 constexpr int kStepsRows = 5;
+template <class T>
+constexpr bool kHasSteps = kStepsMaxRows > 0 && sizeof(T) == sizeof(typename Units<T>::Unit);
 
 template <class T, int R>
 constexpr void fill_steps(GemmKernel &kernel) {
@@ -194,8 +196,7 @@ constexpr void fill_products(GemmKernel &kernel) {
     fill_multiply<T, Exactness, kGemmRows>(kernel);
     // With a large second-level cache, K blocks in place are soon faster; units of two rows bring more rows at a time.
     fill_streams<T, Exactness, kSmallL2 ? kHeldRows : 2 * Units<T>::kDepth>(kernel);
-    if constexpr (kStepsMaxRows > 0 && sizeof(T) == sizeof(typename Units<T>::Unit))
-        fill_steps<T, kStepsMaxRows>(kernel);
+    if constexpr (kHasSteps<T>) fill_steps<T, kStepsMaxRows>(kernel);
     fill_in_place<T, Exactness, kInPlaceMaxRows>(kernel);
 }
 
@@ -216,7 +217,7 @@ constexpr GemmKernel gemm_kernel() {
                       kColumnsMaxRows<T>,
                       sizeof(typename U::Unit),
                       U::kDepth,
-                      kStepsMaxRows > 0 ? kStepsRows : kStreamRows + 1,
+                      kHasSteps<T> ? kStepsRows : kStreamRows + 1,
                       kSmallL2,
                       gemm_pack<T>,
                       {},

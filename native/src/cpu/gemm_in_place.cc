@@ -34,7 +34,8 @@ constexpr int64_t kInPlaceShortRun = 4096; // 2048 or 1024 in a smaller cache
 constexpr int64_t kColumnsNearB = 4 << 20, kColumnsNearBOfHalves = 16 << 20, kColumnsNearBSmallL2 = 512 * 1024;
 constexpr int64_t kRowsNearB = 1024 * 1024;
 constexpr int64_t kInPlaceCrowdedEvery = 4096;
-constexpr int64_t kStepsB = 48 << 20;         // bytes of B from which on more rows are streamed (gemm_steps)
+constexpr int64_t kStepsB = 4 << 20;          // bytes of B from which on more rows are streamed (gemm_steps)
+constexpr int64_t kStepsLeastRun = 1024;      // bytes of a row of B that each thread has then
 constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
 constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:
 constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
@@ -98,7 +99,9 @@ struct InPlace final : Way {
     InPlace(const Gemm &gemm, int threads) : Way(gemm), by_rows(b.col == 1 && n > 1), packs_a(converts(gemm)) {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         task_m = std::min(m, kInPlaceTaskRows);
-        streams = by_rows && may_stream(*this);
+        streams =
+            by_rows && may_stream(*this) &&
+            (!by_steps(*this) || n >= kStepsLeastRun / size * threads); // narrower columns are faster in short steps
         const bool in_steps = streams && by_steps(*this);
         packs_a |= in_steps;
         const bool short_steps = by_rows && !streams && m <= kInPlaceFewRows && far_b(*this);

@@ -232,14 +232,14 @@ int gemm_streams(const GemmInPlace &g) {
     return least.exponent();
 }
 
-/** kc rows of B times packed A, for R rows and C * N columns, or n_last < N of them if C is 1; added to `part` unless that begins. */
-template <class T, int R, int C>
+/** kc rows of B times packed A, for R rows and C * N columns, or n_last < N of them if C is 1; added to `part` unless that begins.
+ *  Near: what is fetched has room in the first-level cache. */
+template <class T, int R, int C, bool Near>
 INFINI_INLINE void step_tile(const typename Units<T>::Unit *a, const T *b, int64_t stride, int64_t ahead, int64_t kc,
                              int64_t n_last, typename Units<T>::Sums::Scalar *part, int64_t ld, bool begins) {
     using U = Units<T>;
     using V = typename U::Sums;
     constexpr int N = V::N;
-    constexpr int64_t kLine = 64 / sizeof(T);
     typename U::Least least;
     V sums[R][C];
     if (begins)
@@ -255,7 +255,7 @@ INFINI_INLINE void step_tile(const typename Units<T>::Unit *a, const T *b, int64
     const auto step = [&]() INFINI_INLINE_LAMBDA {
         typename U::Vector x[C];
 #pragma GCC unroll 16
-        for (int64_t at = 0; at < C * N; at += kLine) __builtin_prefetch(b + ahead + at, 0, 2);
+        for (int64_t at = 0; at < C * N; at += kLine / sizeof(T)) __builtin_prefetch(b + ahead + at, 0, Near ? 3 : 2);
         if (C == 1 && n_last < N)
             x[0] = U::across_n(b, nullptr, n_last, least);
         else
@@ -268,6 +268,8 @@ INFINI_INLINE void step_tile(const typename Units<T>::Unit *a, const T *b, int64
         }
         a += R;
         b += stride;
+        // Else the compiler has the lines of all steps of a turn fetched at once, in its beginning, which takes longer.
+        asm("" : "+r"(b), "+v"(sums[R - 1][C - 1].v));
     };
     // A loop of so few turns ends where the processor expects it to. One guess that fails stops all reading ahead.
     constexpr int kTogether = 8;
@@ -282,34 +284,36 @@ INFINI_INLINE void step_tile(const typename Units<T>::Unit *a, const T *b, int64
 }
 
 /** The same for columns from..to. Not inlined: registers are scarce. */
-template <class T, int R>
+template <class T, int R, bool Near>
 INFINI_CALLED void step_columns(const typename Units<T>::Unit *a, const T *b, int64_t stride, int64_t ahead, int64_t kc,
                                 int64_t from, int64_t to, typename Units<T>::Sums::Scalar *part, int64_t ld,
                                 bool begins) {
     constexpr int N = Units<T>::Sums::N, C = tile_vectors<T, R>();
     int64_t j = from;
-    for (; j + C * N <= to; j += C * N) step_tile<T, R, C>(a, b + j, stride, ahead, kc, N, part + j, ld, begins);
-    if constexpr (C > 1)
-        for (; j + N <= to; j += N) step_tile<T, R, 1>(a, b + j, stride, ahead, kc, N, part + j, ld, begins);
-    if (j < to) step_tile<T, R, 1>(a, b + j, stride, ahead, kc, to - j, part + j, ld, begins);
+    for (; j + C * N <= to; j += C * N) step_tile<T, R, C, Near>(a, b + j, stride, ahead, kc, N, part + j, ld, begins);
+    for (; j < to; j += N)
+        step_tile<T, R, 1, Near>(a, b + j, stride, ahead, kc, to - j < N ? to - j : N, part + j, ld, begins);
 }
 
 /** As gemm_streams, for more rows of A than registers hold elements of: they are packed. B is taken in steps of some rows, no more
- *  than the hardware follows in their long runs, each row fetched a little ahead of where it is multiplied. */
+ *  than the hardware follows in their long runs, each row fetched a little ahead of where it is multiplied: into the first-level
+ *  cache, unless rows meet in one or two of its sets. */
 template <class T, int R>
 int gemm_steps(const GemmInPlace &g) {
     using V = typename Units<T>::Sums;
-    constexpr int64_t N = V::N, kSteps = 32;
-    constexpr int64_t kAhead = 1024 / sizeof(T); // whole vectors
+    constexpr int64_t N = V::N, kSteps = 32, kSetsEvery = 4096;
     auto *const part = static_cast<typename V::Scalar *>(g.part);
     const auto *a = static_cast<const typename Units<T>::Unit *>(g.a);
     const T *b = static_cast<const T *>(g.b);
     const int64_t n = g.n, stride = g.b_stride, ld = g.ld, kc = g.kc;
-    const int64_t near_end = n > kAhead ? (n - kAhead) / N * N : 0; // from there on it is the next rows' beginning
+    const bool near = stride * int64_t{sizeof(T)} % (kSetsEvery / 2) != 0;
+    const auto columns = near ? step_columns<T, R, true> : step_columns<T, R, false>;
+    const int64_t ahead = (near ? 256 : 1024) / int64_t{sizeof(T)}; // whole vectors
+    const int64_t near_end = n > ahead ? (n - ahead) / N * N : 0;   // from there on it is the next rows' beginning
     for (int64_t k = 0; k < kc; k += kSteps, a += kSteps * R, b += kSteps * stride) {
         const int64_t steps = kc - k < kSteps ? kc - k : kSteps;
-        step_columns<T, R>(a, b, stride, kAhead, steps, 0, near_end, part, ld, k == 0);
-        step_columns<T, R>(a, b, stride, kSteps * stride - near_end, steps, near_end, n, part, ld, k == 0);
+        columns(a, b, stride, ahead, steps, 0, near_end, part, ld, k == 0);
+        columns(a, b, stride, kSteps * stride - near_end, steps, near_end, n, part, ld, k == 0);
     }
     for (int64_t j = 0; j < n; j += N) {
         V s[R][1];
