@@ -271,7 +271,7 @@ def test_a_row_of_a_product_with_a_large_b(
     a, b = _normal(rng, dtype, 800, 1100), _normal(rng, dtype, 1100, _LARGE_B[size])
     b = np.asfortranarray(b) if transposed else b
     whole = infiniop_py.gemm(a, b)
-    heights = (*range(1, 18), 24, 32, 33, 64, 128, 300, 520)
+    heights = (*range(1, 34), 64, 128, 300, 520)
     for m, count in itertools.product(heights, (1, 2)):
         num_threads(count)
         rows = rng.permutation(800)[:m]
@@ -279,21 +279,26 @@ def test_a_row_of_a_product_with_a_large_b(
     record_property("cases", 2 * len(heights))
 
 
-# Columns: fewer than are fetched ahead, and some more than that, none of them whole vectors.
-@pytest.mark.parametrize("columns", [101, 265])
+# Columns of which a thread has about as many as are fetched ahead, none of them whole vectors. Rows of B are so many elements
+# apart: side by side, meeting in a set of the first-level cache, or far.
+@pytest.mark.parametrize("columns", [265, 517])
+@pytest.mark.parametrize("apart", [None, 1024, 2300], ids=["dense", "meeting", "far"])
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_a_row_of_a_product_with_a_long_b(
-    dtype: str, columns: int, rng: np.random.Generator, num_threads: Threads, record_property: Record
+    dtype: str,
+    columns: int,
+    apart: int | None,
+    rng: np.random.Generator,
+    num_threads: Threads,
+    record_property: Record,
 ) -> None:
-    """Over 48 MiB of B in short rows, which few rows of A stream in steps; added to a C, whose columns may be
+    """Over 4 MiB of B in short rows, which few rows of A stream in steps; added to a C, whose columns may be
     apart."""
-    k = 130_000 * 101 // columns * 4 // np.dtype(DTYPES[dtype]).itemsize
-    a, b, c = (
-        _normal(rng, dtype, 40, k),
-        _normal(rng, dtype, k, columns),
-        _normal(rng, dtype, 40, 2 * columns),
-    )
-    heights = (4, 5, 8, 12, 13, 16, 17)
+    k = 5_000_000 // columns // np.dtype(DTYPES[dtype]).itemsize + 7
+    a, c = _normal(rng, dtype, 40, k), _normal(rng, dtype, 40, 2 * columns)
+    b = np.zeros((k, apart or columns), a.dtype)[:, :columns]
+    b[:] = _normal(rng, dtype, k, columns)
+    heights = (4, 5, 8, 12, 13, 16, 17, 24, 29, 32)
     for at in (c[:, ::2], c[:, :columns]):
         whole = infiniop_py.gemm(a, b, 0.5, -2.0, c=at)
         for m, count in itertools.product(heights, (1, 2)):

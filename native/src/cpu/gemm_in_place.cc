@@ -1,7 +1,7 @@
 /* gemm in place: B is multiplied where it lies, in tasks that need nothing of each other. F32 and F64 where the rows of B and of A are
  * contiguous and B stays in the second-level cache; every dtype where A has few rows, or not many and K is short. A is not
  * packed either, unless it must be converted. Where there is more of B than the cache holds, few rows of A are multiplied by
- * short blocks of K, and very few, or up to 16 where there is much more, by long runs of some of B's rows; one row by some
+ * short blocks of K, and very few, or up to 32 with AVX-512, by long runs of some of B's rows; one row by some
  * columns of B over all of K (gemv.inl). */
 #include "cpu/caches.h"
 #include "cpu/gemm_way.h"
@@ -34,8 +34,9 @@ constexpr int64_t kInPlaceShortRun = 4096; // 2048 or 1024 in a smaller cache
 constexpr int64_t kColumnsNearB = 4 << 20, kColumnsNearBOfHalves = 16 << 20, kColumnsNearBSmallL2 = 512 * 1024;
 constexpr int64_t kRowsNearB = 1024 * 1024;
 constexpr int64_t kInPlaceCrowdedEvery = 4096;
-constexpr int64_t kStepsB = 4 << 20;          // bytes of B from which on more rows are streamed (gemm_steps)
-constexpr int64_t kStepsLeastRun = 1024;      // bytes of a row of B that each thread has then
+/* Bytes of B from which on more rows are streamed (gemm_steps), of a row of B that each thread has then, and from one row of B to the
+ * next, up to which two groups of rows of A gain nothing. */
+constexpr int64_t kStepsB = 4 << 20, kStepsLeastRun = 1024, kStepsNearRows = 8 * 1024;
 constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
 constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:
 constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
@@ -88,8 +89,13 @@ struct InPlace final : Way {
     }
     static bool may_stream(const Gemm &g) {
         if (g.m > kStreamRows || g.kernel.streams[kFast][g.m] == nullptr) return false;
-        if (by_steps(g)) return g.n > kStepsB / g.size / g.k && g.k <= kFewRowsOfA / g.m;
+        if (by_steps(g)) return g.n > kStepsB / g.size / g.k && g.k <= kFewRowsOfA / g.m && groups_find_b(g);
         return far_b(g) && (crowded(g) || g.m <= kStreamRowsUncrowded);
+    }
+    /** Does a second group of rows find what the first has read of B? Rows of B that are near each other do as well in short steps. */
+    static bool groups_find_b(const Gemm &g) {
+        const int64_t row = std::abs(g.b.row) * g.size;
+        return g.m <= kStepsGroup || (row > kStepsNearRows && !rows_meet(row));
     }
     static bool by_steps(const Gemm &g) { return g.m >= g.kernel.steps_rows; }
     static bool converts(const Gemm &g) { return g.size != g.kernel.acc_size; }
@@ -163,11 +169,14 @@ struct InPlace final : Way {
     void run(const Run &r) const override {
         if (at_once) return run_at_once(r);
         Least least_a;
-        if (packs_a) // [k block][unit][row]
+        if (packs_a) // [k block][unit][row], or in each K block of those that are streamed in steps, the panels of two groups
             parallel_for(k_blocks(), m * k < 64 * 1024 ? 1 : r.threads, [&](int64_t block, int) {
                 const int64_t k0 = block * block_k;
-                least_a.meet(kernel.pack(r.workspace + block * kGemmBlockUnits * m * kernel.acc_size, 0,
-                                         at_a(r.a, 0, k0), a.row, a.col, m, m, std::min(block_k, k - k0)));
+                const int64_t group = streams && by_steps(*this) ? steps_first(static_cast<int>(m)) : m;
+                for (int64_t i = 0; i < m; i += group)
+                    least_a.meet(kernel.pack(r.workspace + kGemmBlockUnits * (block * m + i) * kernel.acc_size, 0,
+                                             at_a(r.a, i, k0), a.row, a.col, std::min(group, m - i),
+                                             std::min(group, m - i), std::min(block_k, k - k0)));
             });
         if (shares_k) return run_k_blocks(r, least_a.exponent());
         parallel_for(tasks_m * tasks_n, r.threads, [&](int64_t t, int slot) {

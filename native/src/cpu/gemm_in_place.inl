@@ -232,9 +232,11 @@ int gemm_streams(const GemmInPlace &g) {
     return least.exponent();
 }
 
-/** kc rows of B times packed A, for R rows and C * N columns, or n_last < N of them if C is 1; added to `part` unless that begins.
- *  Near: what is fetched has room in the first-level cache. */
-template <class T, int R, int C, bool Near>
+/** Is what is multiplied next fetched ahead, and into the first-level cache or the second? */
+enum { kFetchNone, kFetchNear, kFetchFar };
+
+/** kc rows of B times packed A, for R rows and C * N columns, or n_last < N of them if C is 1: added to `part`, unless it begins. */
+template <class T, int R, int C, int Fetch>
 INFINI_INLINE void step_tile(const typename Units<T>::Unit *a, const T *b, int64_t stride, int64_t ahead, int64_t kc,
                              int64_t n_last, typename Units<T>::Sums::Scalar *part, int64_t ld, bool begins) {
     using U = Units<T>;
@@ -254,8 +256,10 @@ INFINI_INLINE void step_tile(const typename Units<T>::Unit *a, const T *b, int64
             for (int c = 0; c < C; ++c) sums[r][c] = load(part + r * ld + c * N);
     const auto step = [&]() INFINI_INLINE_LAMBDA {
         typename U::Vector x[C];
+        if (Fetch != kFetchNone)
 #pragma GCC unroll 16
-        for (int64_t at = 0; at < C * N; at += kLine / sizeof(T)) __builtin_prefetch(b + ahead + at, 0, Near ? 3 : 2);
+            for (int64_t at = 0; at < C * N; at += kLine / sizeof(T))
+                __builtin_prefetch(b + ahead + at, 0, Fetch == kFetchNear ? 3 : 2);
         if (C == 1 && n_last < N)
             x[0] = U::across_n(b, nullptr, n_last, least);
         else
@@ -284,42 +288,66 @@ INFINI_INLINE void step_tile(const typename Units<T>::Unit *a, const T *b, int64
 }
 
 /** The same for columns from..to. Not inlined: registers are scarce. */
-template <class T, int R, bool Near>
+template <class T, int R, int Fetch>
 INFINI_CALLED void step_columns(const typename Units<T>::Unit *a, const T *b, int64_t stride, int64_t ahead, int64_t kc,
                                 int64_t from, int64_t to, typename Units<T>::Sums::Scalar *part, int64_t ld,
                                 bool begins) {
     constexpr int N = Units<T>::Sums::N, C = tile_vectors<T, R>();
     int64_t j = from;
-    for (; j + C * N <= to; j += C * N) step_tile<T, R, C, Near>(a, b + j, stride, ahead, kc, N, part + j, ld, begins);
+    for (; j + C * N <= to; j += C * N) step_tile<T, R, C, Fetch>(a, b + j, stride, ahead, kc, N, part + j, ld, begins);
     for (; j < to; j += N)
-        step_tile<T, R, 1, Near>(a, b + j, stride, ahead, kc, to - j < N ? to - j : N, part + j, ld, begins);
+        step_tile<T, R, 1, Fetch>(a, b + j, stride, ahead, kc, to - j < N ? to - j : N, part + j, ld, begins);
+}
+
+/** R rows of sums, the first of them row `first` of g. */
+template <class T, int R>
+INFINI_CALLED void finish_rows(GemmInPlace g, int first) {
+    using V = typename Units<T>::Sums;
+    constexpr int64_t N = V::N;
+    const auto row_of = [&](void *sums) {
+        return sums == nullptr ? nullptr : static_cast<typename V::Scalar *>(sums) + first * g.ld;
+    };
+    g.part = row_of(g.part);
+    g.sums = row_of(g.sums);
+    if (g.c != nullptr) g.c = static_cast<T *>(g.c) + first * g.c_row;
+    const auto *const part = static_cast<const typename V::Scalar *>(g.part);
+    for (int64_t j = 0; j < g.n; j += N) {
+        V s[R][1];
+        for (int r = 0; r < R; ++r) s[r][0] = load(part + r * g.ld + j);
+        finish_in_place<T, R, 1>(g, j, g.n - j < N ? g.n - j : N, s);
+    }
 }
 
 /** As gemm_streams, for more rows of A than registers hold elements of: they are packed. B is taken in steps of some rows, no more
  *  than the hardware follows in their long runs, each row fetched a little ahead of where it is multiplied: into the first-level
- *  cache, unless rows meet in one or two of its sets. */
-template <class T, int R>
+ *  cache, unless rows meet there. Rows of A that are too many for one group find B there again. */
+template <class T, int Rows>
 int gemm_steps(const GemmInPlace &g) {
-    using V = typename Units<T>::Sums;
-    constexpr int64_t N = V::N, kSteps = 32, kSetsEvery = 4096;
-    auto *const part = static_cast<typename V::Scalar *>(g.part);
+    constexpr int kFirst = steps_first(Rows), kSecond = Rows - kFirst;
+    constexpr int64_t N = Units<T>::Sums::N, kSteps = 32;
+    constexpr int64_t kChunk = 6 * N; // columns: whole tiles
+    auto *const part = static_cast<typename Units<T>::Sums::Scalar *>(g.part);
     const auto *a = static_cast<const typename Units<T>::Unit *>(g.a);
     const T *b = static_cast<const T *>(g.b);
     const int64_t n = g.n, stride = g.b_stride, ld = g.ld, kc = g.kc;
-    const bool near = stride * int64_t{sizeof(T)} % (kSetsEvery / 2) != 0;
-    const auto columns = near ? step_columns<T, R, true> : step_columns<T, R, false>;
+    const bool near = !rows_meet(stride * int64_t{sizeof(T)});
+    const auto first = near ? step_columns<T, kFirst, kFetchNear> : step_columns<T, kFirst, kFetchFar>;
     const int64_t ahead = (near ? 256 : 1024) / int64_t{sizeof(T)}; // whole vectors
     const int64_t near_end = n > ahead ? (n - ahead) / N * N : 0;   // from there on it is the next rows' beginning
-    for (int64_t k = 0; k < kc; k += kSteps, a += kSteps * R, b += kSteps * stride) {
+    for (int64_t k = 0; k < kc; k += kSteps, b += kSteps * stride) {
         const int64_t steps = kc - k < kSteps ? kc - k : kSteps;
-        columns(a, b, stride, ahead, steps, 0, near_end, part, ld, k == 0);
-        columns(a, b, stride, kSteps * stride - near_end, steps, near_end, n, part, ld, k == 0);
+        for (int64_t j = 0, end; j < n; j = end) {
+            const int64_t part_end = j < near_end ? near_end : n;
+            end = kSecond > 0 && part_end - j > kChunk ? j + kChunk : part_end;
+            first(a + k * kFirst, b, stride, j < near_end ? ahead : kSteps * stride - near_end, steps, j, end, part, ld,
+                  k == 0);
+            if constexpr (kSecond > 0)
+                step_columns<T, kSecond, kFetchNone>(a + kFirst * kGemmBlockUnits + k * kSecond, b, stride, 0, steps, j,
+                                                     end, part + kFirst * ld, ld, k == 0);
+        }
     }
-    for (int64_t j = 0; j < n; j += N) {
-        V s[R][1];
-        for (int r = 0; r < R; ++r) s[r][0] = load(part + r * ld + j);
-        finish_in_place<T, R, 1>(g, j, n - j < N ? n - j : N, s);
-    }
+    finish_rows<T, kFirst>(g, 0);
+    if constexpr (kSecond > 0) finish_rows<T, kSecond>(g, kFirst);
     return kLeastOfNothing;
 }
 

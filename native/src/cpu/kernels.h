@@ -85,8 +85,13 @@ using GemmMultiplyPack = void (*)(int64_t units, const void *a_panel, const void
 constexpr int64_t kGemmBlockUnits = 256; // of k, a K block: it decides the order of sums
 constexpr int kGemmStepsTogether = 4;    // of the register kernel, after which it may fetch something
 constexpr int64_t kGemvColumns = 32;     // of B that a gemv multiplies at a time
-constexpr int kStreamRows = 16;          // most of A for which B is streamed
+constexpr int kStreamRows = 32;          // most of A for which B is streamed
 constexpr int kGemmMaxRows = 12;         // of any instruction set's tile
+constexpr int kStepsGroup = 16;          // most rows of A that are multiplied with a step of B at once
+/** Of so many rows, those that are multiplied first. */
+constexpr int steps_first(int rows) { return rows > kStepsGroup ? (rows + 1) / 2 : rows; }
+/** Do rows so many bytes apart meet in one or two sets of the first-level cache? */
+constexpr bool rows_meet(int64_t bytes) { return bytes % 2048 == 0; }
 
 /** A few rows of A times kc rows of a B that is read where it lies, in order of k. Strides in elements, those of A in units. */
 struct GemmInPlace {
@@ -134,7 +139,7 @@ struct GemmKernel {
     GemmMultiplyPack multiply_pack[kGemmMaxRows + 1]; // null where products need the least exponent of B
     GemmInPlaceKernel rows[2][kGemmMaxRows + 1];      // b[k * b_stride + j]
     /** The same for a B from memory, whole K blocks; null for rows that it does not pay for. Of `steps_rows` or more rows, A is
-     *  packed. */
+     *  packed: in each K block the panel of steps_first() rows, then that of the others. */
     GemmInPlaceKernel streams[2][kStreamRows + 1];
     GemmInPlaceKernel columns[2][kGemmMaxRows + 1]; // b[j * b_stride + k]; that of one row takes any number of K blocks
     /** c[i * row_stride + j * col_stride] = alpha * sums[i * ld + j] + beta * c[...] for i < m, j < n, rounded once. c is not read
