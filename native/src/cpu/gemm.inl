@@ -178,17 +178,13 @@ constexpr void fill_streams(GemmKernel &kernel) {
     if constexpr (R > 1) fill_streams<T, Exactness, R - 1>(kernel);
 }
 
-constexpr int kHeldRows = 6; // most of A of which registers hold some elements while B is streamed
-
-/** Fewer rows are read at the same pace in short steps. Nor is that where time goes if elements are converted at each use. */
-constexpr int kStepsRows = 5;
-template <class T>
-constexpr bool kHasSteps = kStepsMaxRows > 0 && sizeof(T) == sizeof(typename Units<T>::Unit);
+/** Fewer rows are as fast in short steps, or held. */
+constexpr int kStepsLeastRows = 3;
 
 template <class T, int R>
 constexpr void fill_steps(GemmKernel &kernel) {
-    kernel.streams[kFast][R] = gemm_steps<T, R>;
-    if constexpr (R > kStepsRows) fill_steps<T, R - 1>(kernel);
+    kernel.steps[R] = gemm_steps<T, R>;
+    if constexpr (R > kStepsLeastRows) fill_steps<T, R - 1>(kernel);
 }
 
 template <class T, int Exactness>
@@ -196,7 +192,7 @@ constexpr void fill_products(GemmKernel &kernel) {
     fill_multiply<T, Exactness, kGemmRows>(kernel);
     // With a large second-level cache, K blocks in place are soon faster; units of two rows bring more rows at a time.
     fill_streams<T, Exactness, kSmallL2 ? kHeldRows : 2 * Units<T>::kDepth>(kernel);
-    if constexpr (kHasSteps<T>) fill_steps<T, kStepsMaxRows>(kernel);
+    if constexpr (kHasSteps && Units<T>::kDepth == 1) fill_steps<T, kStepsRows>(kernel);
     fill_in_place<T, Exactness, kInPlaceMaxRows>(kernel);
 }
 
@@ -217,9 +213,9 @@ constexpr GemmKernel gemm_kernel() {
                       kColumnsMaxRows<T>,
                       sizeof(typename U::Unit),
                       U::kDepth,
-                      kHasSteps<T> ? kStepsRows : kStreamRows + 1,
                       kSmallL2,
                       gemm_pack<T>,
+                      {},
                       {},
                       {},
                       {},

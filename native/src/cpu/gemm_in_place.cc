@@ -41,12 +41,12 @@ constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
 constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:
 constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
 constexpr int64_t kStreamTasks = 16; // for a thread, since one of two often falls behind with what comes from memory
-constexpr int64_t kStreamRowsUncrowded = 4; // from more rows on, short steps are faster, up to kStepsB
+constexpr int64_t kHeldRowsUncrowded = 4; // from more rows on, short steps are faster
 
 struct InPlace final : Way {
     bool by_rows;           // which dimension of B is contiguous
     bool packs_a;           // it must be converted, or its rows would meet in one set of the first-level cache
-    bool streams;           // by long runs of a few of its rows
+    bool streams, in_steps; // by long runs of a few of its rows, with some of A in registers or with A packed
     bool shares_k;          // threads have K blocks each, so that they too read B in its own order
     bool fetches;           // B of the tasks that follow, which comes from far away
     int64_t step;           // rows of B that are multiplied before the next ones
@@ -66,7 +66,7 @@ struct InPlace final : Way {
 
     static bool applies(const Gemm &g) {
         if (g.b.col != 1 || g.n == 1) return g.b.row == 1 && g.m <= g.kernel.columns_rows && a_fits(g);
-        if (may_stream(g)) return a_fits(g);
+        if (holds(g) || has_steps(g)) return a_fits(g);
         // Elements are converted at each use, by each group of rows: worth it where packing costs more.
         const bool packs = converts(g) && g.can_pack_rows() && !g.b_is_in_memory();
         const int64_t few = packs ? g.kernel.in_place_rows : kInPlaceFewRows;
@@ -87,17 +87,19 @@ struct InPlace final : Way {
     static bool crowded(const Gemm &g) {
         return g.kernel.has_small_l2 && g.k > g.block_k && g.b.row * g.size % kInPlaceCrowdedEvery == 0;
     }
-    static bool may_stream(const Gemm &g) {
-        if (g.m > kStreamRows || g.kernel.streams[kFast][g.m] == nullptr) return false;
-        if (by_steps(g)) return g.n > kStepsB / g.size / g.k && g.k <= kFewRowsOfA / g.m && groups_find_b(g);
-        return far_b(g) && (crowded(g) || g.m <= kStreamRowsUncrowded);
+    static bool holds(const Gemm &g) {
+        return g.m <= kHeldRows && g.kernel.streams[kFast][g.m] != nullptr && far_b(g) &&
+               (crowded(g) || g.m <= kHeldRowsUncrowded);
+    }
+    static bool has_steps(const Gemm &g) {
+        return g.m <= kStepsRows && g.kernel.steps[g.m] != nullptr && g.n > kStepsB / g.size / g.k &&
+               g.k <= kFewRowsOfA / g.m && groups_find_b(g);
     }
     /** Does a second group of rows find what the first has read of B? Rows of B that are near each other do as well in short steps. */
     static bool groups_find_b(const Gemm &g) {
         const int64_t row = std::abs(g.b.row) * g.size;
         return g.m <= kStepsGroup || (row > kStepsNearRows && !rows_meet(row));
     }
-    static bool by_steps(const Gemm &g) { return g.m >= g.kernel.steps_rows; }
     static bool converts(const Gemm &g) { return g.size != g.kernel.acc_size; }
     /** May A be packed as a whole? K alone can be as long as 0 strides allow. */
     static bool a_fits(const Gemm &g) { return !converts(g) || g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1); }
@@ -105,10 +107,9 @@ struct InPlace final : Way {
     InPlace(const Gemm &gemm, int threads) : Way(gemm), by_rows(b.col == 1 && n > 1), packs_a(converts(gemm)) {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         task_m = std::min(m, kInPlaceTaskRows);
-        streams =
-            by_rows && may_stream(*this) &&
-            (!by_steps(*this) || n >= kStepsLeastRun / size * threads); // narrower columns are faster in short steps
-        const bool in_steps = streams && by_steps(*this);
+        // Narrower columns are faster in short steps.
+        in_steps = by_rows && has_steps(*this) && n >= kStepsLeastRun / size * threads;
+        streams = by_rows && (in_steps || holds(*this));
         packs_a |= in_steps;
         const bool short_steps = by_rows && !streams && m <= kInPlaceFewRows && far_b(*this);
         const int64_t near = by_rows               ? kRowsNearB
@@ -172,7 +173,7 @@ struct InPlace final : Way {
         if (packs_a) // [k block][unit][row], or in each K block of those that are streamed in steps, the panels of two groups
             parallel_for(k_blocks(), m * k < 64 * 1024 ? 1 : r.threads, [&](int64_t block, int) {
                 const int64_t k0 = block * block_k;
-                const int64_t group = streams && by_steps(*this) ? steps_first(static_cast<int>(m)) : m;
+                const int64_t group = in_steps ? steps_first(static_cast<int>(m)) : m;
                 for (int64_t i = 0; i < m; i += group)
                     least_a.meet(kernel.pack(r.workspace + kGemmBlockUnits * (block * m + i) * kernel.acc_size, 0,
                                              at_a(r.a, i, k0), a.row, a.col, std::min(group, m - i),
@@ -227,9 +228,12 @@ struct InPlace final : Way {
     }
 
     std::string describe() const override {
-        return std::string(streams ? "streamed by " : "in place by ") + (by_rows ? "rows" : "columns") + " of B" +
-               (shares_k ? ", K blocks shared" : "") + (step < block_k ? ", " + text(step) + " at a time" : "") +
-               (packs_a ? ", A packed" : "") + ", tasks " + text(task_m) + " x " + text(task_n);
+        return std::string(in_steps  ? "streamed in steps by "
+                           : streams ? "streamed by "
+                                     : "in place by ") +
+               (by_rows ? "rows" : "columns") + " of B" + (shares_k ? ", K blocks shared" : "") +
+               (step < block_k ? ", " + text(step) + " at a time" : "") + (packs_a ? ", A packed" : "") + ", tasks " +
+               text(task_m) + " x " + text(task_n);
     }
 
     /** Rows i0.., columns j0.. of C. */
@@ -289,7 +293,8 @@ struct InPlace final : Way {
     }
 
     int multiply(const Run &r, const Task &t, int exactness, bool to_c) const {
-        const GemmInPlaceKernel *const kernels = streams   ? kernel.streams[exactness]
+        const GemmInPlaceKernel *const kernels = in_steps  ? kernel.steps // no units that flush have them
+                                                 : streams ? kernel.streams[exactness]
                                                  : by_rows ? kernel.rows[exactness]
                                                            : kernel.columns[exactness];
         int least = kLeastOfNothing;

@@ -85,9 +85,10 @@ using GemmMultiplyPack = void (*)(int64_t units, const void *a_panel, const void
 constexpr int64_t kGemmBlockUnits = 256; // of k, a K block: it decides the order of sums
 constexpr int kGemmStepsTogether = 4;    // of the register kernel, after which it may fetch something
 constexpr int64_t kGemvColumns = 32;     // of B that a gemv multiplies at a time
-constexpr int kStreamRows = 32;          // most of A for which B is streamed
+constexpr int kHeldRows = 6;             // most of A of which registers hold some elements while B is streamed,
+constexpr int kStepsRows = 32;           // and most for which B is streamed in steps,
+constexpr int kStepsGroup = 16;          // so many at once
 constexpr int kGemmMaxRows = 12;         // of any instruction set's tile
-constexpr int kStepsGroup = 16;          // most rows of A that are multiplied with a step of B at once
 /** Of so many rows, those that are multiplied first. */
 constexpr int steps_first(int rows) { return rows > kStepsGroup ? (rows + 1) / 2 : rows; }
 /** Do rows so many bytes apart meet in one or two sets of the first-level cache? */
@@ -129,7 +130,6 @@ struct GemmKernel {
     int columns_rows;  // and most of A for which its columns are read so, and not packed
     int acc_size;      // bytes, and those of a unit
     int unit_k;        // elements
-    int steps_rows;    // so many rows of A, or more, are multiplied in steps when B is streamed
     bool has_small_l2; // is 512 KiB all that may be expected of the second-level cache? Else 1 MiB
     /** Packs `count` rows (or columns) of depth kc into panels that are panel_stride units apart: element k of row w is
      *  src[w * stride_w + k * stride_k]; the last panel is filled up with 0. Returns the least exponent. */
@@ -138,9 +138,10 @@ struct GemmKernel {
     GemmMultiply multiply[2][kGemmMaxRows + 1];       // by exactness and the rows of the A panel, 1 to mr
     GemmMultiplyPack multiply_pack[kGemmMaxRows + 1]; // null where products need the least exponent of B
     GemmInPlaceKernel rows[2][kGemmMaxRows + 1];      // b[k * b_stride + j]
-    /** The same for a B from memory, whole K blocks; null for rows that it does not pay for. Of `steps_rows` or more rows, A is
-     *  packed: in each K block the panel of steps_first() rows, then that of the others. */
-    GemmInPlaceKernel streams[2][kStreamRows + 1];
+    /** The same for a B from memory, whole K blocks; null for rows that it does not pay for. */
+    GemmInPlaceKernel streams[2][kHeldRows + 1];
+    /** The same for packed A: in each K block the panel of steps_first() rows, then that of the others. */
+    GemmInPlaceKernel steps[kStepsRows + 1];
     GemmInPlaceKernel columns[2][kGemmMaxRows + 1]; // b[j * b_stride + k]; that of one row takes any number of K blocks
     /** c[i * row_stride + j * col_stride] = alpha * sums[i * ld + j] + beta * c[...] for i < m, j < n, rounded once. c is not read
      *  when beta is 0. */
