@@ -187,12 +187,23 @@ constexpr void fill_steps(GemmKernel &kernel) {
     if constexpr (R > kStepsLeastRows) fill_steps<T, R - 1>(kernel);
 }
 
+/** Fewer rows gain nothing. */
+constexpr int kPackedColumnsLeastRows = 9;
+
+template <class T, int R>
+constexpr void fill_packed_columns(GemmKernel &kernel) {
+    kernel.packed_columns[R] = gemm_packed_columns<T, R>;
+    if constexpr (R > kPackedColumnsLeastRows) fill_packed_columns<T, R - 1>(kernel);
+}
+
 template <class T, int Exactness>
 constexpr void fill_products(GemmKernel &kernel) {
     fill_multiply<T, Exactness, kGemmRows>(kernel);
     // With a large second-level cache, K blocks in place are soon faster; units of two rows bring more rows at a time.
     fill_streams<T, Exactness, kSmallL2 ? kHeldRows : 2 * Units<T>::kDepth>(kernel);
     if constexpr (kHasSteps && Units<T>::kDepth == 1) fill_steps<T, kStepsRows>(kernel);
+    if constexpr (kHasSteps && sizeof(T) == sizeof(typename Units<T>::Unit))
+        fill_packed_columns<T, kStepsGroup>(kernel);
     fill_in_place<T, Exactness, kInPlaceMaxRows>(kernel);
 }
 
@@ -215,6 +226,7 @@ constexpr GemmKernel gemm_kernel() {
                       U::kDepth,
                       kSmallL2,
                       gemm_pack<T>,
+                      {},
                       {},
                       {},
                       {},

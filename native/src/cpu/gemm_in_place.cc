@@ -33,6 +33,7 @@ constexpr int64_t kInPlaceShortRun = 4096; // 2048 or 1024 in a smaller cache
  * enough from the last-level cache, but are fetched where that costs little: they may well come from memory. */
 constexpr int64_t kColumnsNearB = 4 << 20, kColumnsNearBOfHalves = 16 << 20, kColumnsNearBSmallL2 = 512 * 1024;
 constexpr int64_t kRowsNearB = 1024 * 1024;
+constexpr int64_t kPackedColumnsB = 2 << 20; // bytes of B from which on A is packed for its columns
 constexpr int64_t kInPlaceCrowdedEvery = 4096;
 /* Bytes of B from which on more rows are streamed (gemm_steps), of a row of B that each thread has then, and from one row of B to the
  * next, up to which two groups of rows of A gain nothing. */
@@ -47,6 +48,7 @@ struct InPlace final : Way {
     bool by_rows;           // which dimension of B is contiguous
     bool packs_a;           // it must be converted, or its rows would meet in one set of the first-level cache
     bool streams, in_steps; // by long runs of a few of its rows, with some of A in registers or with A packed
+    bool packed_columns;    // of B, for all rows of A at once
     bool shares_k;          // threads have K blocks each, so that they too read B in its own order
     bool fetches;           // B of the tasks that follow, which comes from far away
     int64_t step;           // rows of B that are multiplied before the next ones
@@ -65,7 +67,8 @@ struct InPlace final : Way {
     Groups whole; // of task_m rows
 
     static bool applies(const Gemm &g) {
-        if (g.b.col != 1 || g.n == 1) return g.b.row == 1 && g.m <= g.kernel.columns_rows && a_fits(g);
+        if (g.b.col != 1 || g.n == 1)
+            return g.b.row == 1 && (g.m <= g.kernel.columns_rows || has_packed_columns(g)) && a_fits(g);
         if (holds(g) || has_steps(g)) return a_fits(g);
         // Elements are converted at each use, by each group of rows: worth it where packing costs more.
         const bool packs = converts(g) && g.can_pack_rows() && !g.b_is_in_memory();
@@ -95,6 +98,10 @@ struct InPlace final : Way {
         return g.m <= kStepsRows && g.kernel.steps[g.m] != nullptr && g.n > kStepsB / g.size / g.k &&
                g.k <= kFewRowsOfA / g.m && groups_find_b(g);
     }
+    static bool has_packed_columns(const Gemm &g) {
+        return g.m <= kStepsGroup && g.kernel.packed_columns[g.m] != nullptr && g.n > kPackedColumnsB / g.size / g.k &&
+               g.k <= kFewRowsOfA / g.m;
+    }
     /** Does a second group of rows find what the first has read of B? Rows of B that are near each other do as well in short steps. */
     static bool groups_find_b(const Gemm &g) {
         const int64_t row = std::abs(g.b.row) * g.size;
@@ -110,7 +117,8 @@ struct InPlace final : Way {
         // Narrower columns are faster in short steps.
         in_steps = by_rows && has_steps(*this) && n >= kStepsLeastRun / size * threads;
         streams = by_rows && (in_steps || holds(*this));
-        packs_a |= in_steps;
+        packed_columns = !by_rows && has_packed_columns(*this);
+        packs_a |= in_steps || packed_columns;
         const bool short_steps = by_rows && !streams && m <= kInPlaceFewRows && far_b(*this);
         const int64_t near = by_rows               ? kRowsNearB
                              : kernel.has_small_l2 ? kColumnsNearBSmallL2
@@ -263,7 +271,8 @@ struct InPlace final : Way {
 
     Groups groups_of(int64_t rows) const {
         // A task has few rows, and dividing large numbers takes longer.
-        const int count = streams ? 1 : static_cast<int>(rows + kernel.in_place_rows - 1) / kernel.in_place_rows;
+        const int count =
+            streams || packed_columns ? 1 : static_cast<int>(rows + kernel.in_place_rows - 1) / kernel.in_place_rows;
         return {count, static_cast<int>(rows) / count, static_cast<int>(rows) % count};
     }
 
@@ -293,10 +302,11 @@ struct InPlace final : Way {
     }
 
     int multiply(const Run &r, const Task &t, int exactness, bool to_c) const {
-        const GemmInPlaceKernel *const kernels = in_steps  ? kernel.steps // no units that flush have them
-                                                 : streams ? kernel.streams[exactness]
-                                                 : by_rows ? kernel.rows[exactness]
-                                                           : kernel.columns[exactness];
+        const GemmInPlaceKernel *const kernels = in_steps         ? kernel.steps // no units that flush have them
+                                                 : streams        ? kernel.streams[exactness]
+                                                 : by_rows        ? kernel.rows[exactness]
+                                                 : packed_columns ? kernel.packed_columns
+                                                                  : kernel.columns[exactness];
         int least = kLeastOfNothing;
         const auto [groups, low, taller] = t.m == task_m ? whole : groups_of(t.m);
         for (int64_t k0 = 0; k0 < k; k0 += step) {

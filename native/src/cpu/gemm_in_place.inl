@@ -375,8 +375,9 @@ struct ColumnFetch {
     }
 };
 
-/** N columns of B, contiguous in k, or the first n < N: N x N blocks are transposed in registers and used at once. */
-template <class T, int Exactness, int R, bool Whole>
+/** N columns of B, contiguous in k, or the first n < N: N x N blocks are transposed in registers and used at once. Of packed A, whose
+ *  elements lie side by side, more rows are multiplied than there is room for beside such a block, which is in memory then. */
+template <class T, int Exactness, int R, bool Whole, bool Packed>
 INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, typename Units<T>::Least &least) {
     using U = Units<T>;
     using V = typename U::Sums;
@@ -394,16 +395,31 @@ INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, type
 #pragma GCC unroll 16
         for (int i = 0; i < N; ++i) x[i] = Whole || i < n ? U::along_k(b + i * g.b_stride, left, least) : zero(V{});
         transpose(x);
+        if constexpr (Packed) {
+            alignas(kLine) typename V::Scalar buffer[N * N];
 #pragma GCC unroll 16
-        for (int u = 0; u < N; ++u) {
-            if (u * U::kDepth >= left) break;
+            for (int u = 0; u < N; ++u) store(buffer + u * N, x[u]);
+            const auto *const lines = opaque(static_cast<const typename V::Scalar *>(buffer));
 #pragma GCC unroll 16
-            for (int r = 0; r < R; ++r)
-                sums[r][0] =
-                    multiply_add<Exactness>(broadcast(a[r * g.a_row + u * g.a_unit]), U::vector(x[u]), sums[r][0]);
+            for (int u = 0; u < N; ++u) {
+                if (u >= left) break;
+                const V line = load(lines + u * N);
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) sums[r][0] = fma(broadcast(a[u * R + r]), line, sums[r][0]);
+            }
+            a += N * R;
+        } else {
+#pragma GCC unroll 16
+            for (int u = 0; u < N; ++u) {
+                if (u * U::kDepth >= left) break;
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r)
+                    sums[r][0] =
+                        multiply_add<Exactness>(broadcast(a[r * g.a_row + u * g.a_unit]), U::vector(x[u]), sums[r][0]);
+            }
+            a += N * g.a_unit;
         }
         b += kBlock;
-        a += N * g.a_unit;
     };
     int64_t k = 0;
     for (; k + kBlock <= g.kc; k += kBlock) block(kBlock);
@@ -449,7 +465,17 @@ int gemm_columns(const GemmInPlace &g) {
 #if defined(__AVX512F__) && !defined(__AVX512BF16__)
     if constexpr (sizeof(T) == 2) j = columns_by_lines<T, R>(g);
 #endif
-    for (; j + N <= g.n; j += N) columns_tile<T, Exactness, R, true>(g, j, N, least);
-    if (j < g.n) columns_tile<T, Exactness, R, false>(g, j, g.n - j, least);
+    for (; j + N <= g.n; j += N) columns_tile<T, Exactness, R, true, false>(g, j, N, least);
+    if (j < g.n) columns_tile<T, Exactness, R, false, false>(g, j, g.n - j, least);
     return least.exponent();
+}
+
+template <class T, int R>
+int gemm_packed_columns(const GemmInPlace &g) {
+    constexpr int N = Units<T>::Sums::N;
+    typename Units<T>::Least least;
+    int64_t j = 0;
+    for (; j + N <= g.n; j += N) columns_tile<T, kFast, R, true, true>(g, j, N, least);
+    if (j < g.n) columns_tile<T, kFast, R, false, true>(g, j, g.n - j, least);
+    return kLeastOfNothing;
 }

@@ -143,6 +143,8 @@ struct GemmKernel {
     /** The same for packed A: in each K block the panel of steps_first() rows, then that of the others. */
     GemmInPlaceKernel steps[kStepsRows + 1];
     GemmInPlaceKernel columns[2][kGemmMaxRows + 1]; // b[j * b_stride + k]; that of one row takes any number of K blocks
+    /** The same for packed A; null where that is not faster. */
+    GemmInPlaceKernel packed_columns[kStepsGroup + 1];
     /** c[i * row_stride + j * col_stride] = alpha * sums[i * ld + j] + beta * c[...] for i < m, j < n, rounded once. c is not read
      *  when beta is 0. */
     void (*store)(void *c, int64_t row_stride, int64_t col_stride, const void *sums, int64_t ld, int64_t m, int64_t n,
