@@ -46,7 +46,7 @@ constexpr int64_t kHeldRowsUncrowded = 4; // from more rows on, short steps are 
 
 struct InPlace final : Way {
     bool by_rows;           // which dimension of B is contiguous
-    bool packs_a;           // it must be converted, or its rows would meet in one set of the first-level cache
+    bool packs_a;           // it must be converted, or that is what the kernel reads
     bool streams, in_steps; // by long runs of a few of its rows, with some of A in registers or with A packed
     bool packed_columns;    // of B, for all rows of A at once
     bool shares_k;          // threads have K blocks each, so that they too read B in its own order
