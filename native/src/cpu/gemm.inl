@@ -201,8 +201,8 @@ constexpr void fill_products(GemmKernel &kernel) {
     fill_multiply<T, Exactness, kGemmRows>(kernel);
     // With a large second-level cache, K blocks in place are soon faster; units of two rows bring more rows at a time.
     fill_streams<T, Exactness, kSmallL2 ? kHeldRows : 2 * Units<T>::kDepth>(kernel);
-    if constexpr (kHasSteps && Units<T>::kDepth == 1) fill_steps<T, kStepsRows>(kernel);
-    if constexpr (kHasSteps && sizeof(T) == sizeof(typename Units<T>::Unit))
+    if constexpr (kManyRegisters && Units<T>::kDepth == 1) fill_steps<T, kStepsRows>(kernel);
+    if constexpr (kManyRegisters && sizeof(T) == sizeof(typename Units<T>::Unit))
         fill_packed_columns<T, kStepsGroup>(kernel);
     fill_in_place<T, Exactness, kInPlaceMaxRows>(kernel);
 }

@@ -366,7 +366,7 @@ struct ColumnFetch {
         if (after == nullptr) return;
         if (left <= 0) {
             next = after;
-            left += INT64_MAX / 2;
+            left = INT64_MAX;
         }
 #pragma GCC unroll 16
         for (int i = 0; i < N; ++i) __builtin_prefetch(next + i * stride, 0, 3);

@@ -2,8 +2,8 @@
 constexpr int kGemmRows = 12; // 24 sums, 2 of B, 1 of A; measured 8 % ahead of 14 rows, which would fit too
 constexpr bool kSmallL2 = false;
 constexpr int kInPlaceMaxRows = 8;
-constexpr bool kHasSteps = true;
-constexpr int kHeldWeights = 16; // vectors of them that rows of add_rms_norm share
+constexpr bool kManyRegisters = true; // of vectors: 32
+constexpr int kHeldWeights = 16;      // vectors of them that rows of add_rms_norm share
 
 struct VF {
     static constexpr int N = 16;
