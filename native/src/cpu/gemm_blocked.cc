@@ -140,6 +140,7 @@ struct Blocked final : Way {
                 const int64_t rows_p = height(p);
                 const char *panel_a = packed + bytes_before(p, depth) - bytes_before(p0, depth),
                            *panel = panels_b + j * panel_b(depth), *sum = first ? nullptr : waiting;
+                if (last) fetch_c(r.c, row_of(p), block.n0 + j * nr, rows_p, std::min(nr, block.n - j * nr));
                 for (int64_t left = depth; left > 0; left -= kGemmBlockUnits) {
                     const bool leaves = left <= kGemmBlockUnits && !last;
                     multiply[rows_p](std::min(left, kGemmBlockUnits), panel_a, panel, sum, leaves ? waiting : tile,
@@ -149,7 +150,7 @@ struct Blocked final : Way {
                     sum = tile;
                 }
                 if (last)
-                    kernel.store(at_c(r.c, row_of(p), block.n0 + j * nr), c.row, c.col, tile, nr, height(p),
+                    kernel.store(at_c(r.c, row_of(p), block.n0 + j * nr), c.row, c.col, tile, nr, rows_p,
                                  std::min(nr, block.n - j * nr), r.alpha, r.beta);
             }
         }

@@ -106,6 +106,9 @@ struct Columns final : Way {
         block.packed = end;
     }
 
+    [[gnu::always_inline]] void fetch_c(const Run &r, const Task &t, int64_t p, int64_t j) const {
+        Gemm::fetch_c(r.c, row_of(p), t.j0 + j, height(p), std::min(nr, t.n - j));
+    }
     void store(const Run &r, const Task &t, int64_t p, int64_t j, const char *sums) const {
         kernel.store(at_c(r.c, row_of(p), t.j0 + j), c.row, c.col, sums, nr, height(p), std::min(nr, t.n - j), r.alpha,
                      r.beta);
@@ -126,6 +129,7 @@ struct Columns final : Way {
                 for (int64_t p = t.p0; p < t.p1; ++p) {
                     const char *const panel_a = block_a(r, k0) + bytes_before(p, depth);
                     const char *const in = k0 > 0 ? tile : nullptr;
+                    if (last) fetch_c(r, t, p, j);
                     if (whole && p == t.p0)
                         kernel.multiply_pack[height(p)](depth, panel_a, from, b.row, panel, in, tile, &fetch);
                     else
@@ -162,6 +166,7 @@ struct Columns final : Way {
             char *tile = sums;
             for (int64_t j = 0; j < t.n; j += nr)
                 for (int64_t p = t.p0; p < t.p1; ++p) {
+                    if (last) fetch_c(r, t, p, j);
                     const int64_t asked_for = ahead ? runs(t.n, next.k) - fetch.left : 0;
                     multiply[height(p)](depth, block_a(r, k0) + bytes_before(p, depth),
                                         now.panels + j / nr * panel_b(depth), k0 > 0 ? tile : nullptr, tile,

@@ -191,6 +191,17 @@ struct Gemm {
     const char *at_b(const char *pb, int64_t l, int64_t j) const { return pb + (l * b.row + j * b.col) * size; }
     char *at_c(char *pc, int64_t i, int64_t j) const { return pc + (i * c.row + j * c.col) * size; }
 
+    /** Has what lies in rows i0.., columns j0.. of C brought nearer: else whoever stores a tile's sums there waits for each line.
+     *  Always inlined: the compiler drops calls of a function that does nothing but fetch. */
+    [[gnu::always_inline]] void fetch_c(const char *pc, int64_t i0, int64_t j0, int64_t rows, int64_t cols) const {
+        if (c.col != 1 || size != kernel.acc_size) return; // rows of halves are so short that they gain nothing
+        for (int64_t i = i0; i < i0 + rows; ++i) {
+            const char *const row = pc + (i * c.row + j0) * size, *const end = row + cols * size;
+            for (const char *p = row; p < end; p += kLine) __builtin_prefetch(p);
+            __builtin_prefetch(end - 1);
+        }
+    }
+
     /** Rows i0.., columns j0.. of C hold the product: what follows it, once. */
     void finish(char *pc, char *pd, int64_t i0, int64_t j0, int64_t rows, int64_t cols) const {
         if (epilogue.kernel == nullptr) return;
