@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t kColumnsA = 256 * 1024; // bytes of a K block of packed A: a quarter of a second-level cache of 1 MiB
 constexpr int64_t kColumnsRun = 1024;     // bytes of a row of B in one task where it is contiguous,
 constexpr int64_t kColumnsPanels = 2; // else panels of B: what lies ahead in k is then in the cache when it is packed
+constexpr int64_t kPackRowsSmallL2 = 21; // of A, from which on the first ones' product packs B
 /* For a B from memory more rows of A pay, if the second-level cache is as large as those that this was measured on, there are so many
  * columns, and packed A, which each task reads, has so few bytes. */
 constexpr int64_t kColumnsL2 = 2 << 20, kColumnsMany = 1536, kColumnsManyRowsA = 12 << 20;
@@ -36,11 +37,16 @@ struct Columns final : Way {
     }
     /** Does one K block of B after the other come from memory? */
     static bool brings_k_blocks(const Gemm &g) { return g.k_blocks() > 1 && g.b_is_in_memory(); }
+    /** Is a panel's product longer than it takes to read the panel where it lies, a cache line of each row? In a small cache those
+     *  that were fetched ahead push each other out. */
+    static bool pays_to_pack_rows(const Gemm &g) {
+        return g.can_pack_rows() && (!g.kernel.has_small_l2 || g.m >= kPackRowsSmallL2);
+    }
     /** An A that may be packed as a whole, too; K alone can be as long as 0 strides allow. */
     static bool applies(const Gemm &g) { return run_of(g) > 0 && g.k <= kFewRowsOfA / g.m; }
 
     Columns(const Gemm &gemm, int threads)
-        : Way(gemm), packs_rows(gemm.can_pack_rows()), ahead(!packs_rows && brings_k_blocks(gemm)) {
+        : Way(gemm), packs_rows(pays_to_pack_rows(gemm)), ahead(!packs_rows && brings_k_blocks(gemm)) {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         task_n = b.col == 1 ? run_of(gemm) : kColumnsPanels * nr;
         task_n = round_up(std::min(task_n, ceil_div(n, threads == 1 ? 1 : threads * kEach)), nr);

@@ -18,7 +18,7 @@ constexpr int64_t kInPlaceTaskRows = 96;
 constexpr int64_t kInPlaceFarRows =
     16 * 1024;                            // bytes between rows of B: with each in pages of its own, packing pays from
 constexpr int64_t kInPlaceManyRows = 512; // so many rows of A on
-constexpr int64_t kInPlaceFewRows = 32;
+constexpr int64_t kInPlaceFewRows = 32, kInPlaceFewRowsSmallL2 = 20; // of A
 /* M and K of a product that is over before packing has paid; packing while rows of B are multiplied. */
 constexpr int64_t kInPlaceShort = 128, kInPlaceShortOfRows = 64;
 constexpr int64_t kInPlaceFewRowsRun =
@@ -87,8 +87,10 @@ struct InPlace final : Way {
         if (g.m <= kInPlaceFewRows) near = std::clamp(second_level_cache() / 2, near, kInPlaceMostNearB);
         return g.n > near / g.size / g.k;
     }
+    /** Has a small cache no room for both, or its sets none for the rows of B? */
     static bool crowded(const Gemm &g) {
-        return g.kernel.has_small_l2 && g.k > g.block_k && g.b.row * g.size % kInPlaceCrowdedEvery == 0;
+        return g.kernel.has_small_l2 && g.k > g.block_k &&
+               (g.m > kInPlaceFewRowsSmallL2 || g.b.row * g.size % kInPlaceCrowdedEvery == 0);
     }
     static bool holds(const Gemm &g) {
         return g.m <= kHeldRows && g.kernel.streams[kFast][g.m] != nullptr && far_b(g) &&

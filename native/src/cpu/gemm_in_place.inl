@@ -1,6 +1,6 @@
 /* Products of a few rows of A with a B that is read where it lies: in rows, in long runs of a few rows, or in columns. */
 
-/** What becomes of a tile's sums where that is more than one store of each: rows x cols vectors, the last of a row n_last long. */
+/** What becomes of a tile's sums where a K block ends: rows x cols vectors, the last of a row n_last long. */
 template <class T>
 INFINI_CALLED void finish_sums(const GemmInPlace &g, int64_t j, int64_t n_last, int rows, int cols,
                                const typename Units<T>::Sums *tile) {
@@ -11,11 +11,10 @@ INFINI_CALLED void finish_sums(const GemmInPlace &g, int64_t j, int64_t n_last, 
     const int64_t ld = g.ld, c_row = g.c_row;
     const bool add = g.add, reads = g.beta != 0;
     const V alpha = broadcast(static_cast<Acc>(g.alpha)), beta = broadcast(static_cast<Acc>(g.beta));
-    if (!g.ends || g.c == nullptr) { // there is room for whole vectors
-        const bool adds = g.ends && add;
-        Acc *to = static_cast<Acc *>(g.ends ? g.sums : g.part) + j;
+    if (g.c == nullptr) { // there is room for whole vectors
+        Acc *to = static_cast<Acc *>(g.sums) + j;
         for (; rows > 0; --rows, to += ld)
-            for (int64_t i = 0; i < cols * N; i += N, ++tile) store(to + i, adds ? load(to + i) + *tile : *tile);
+            for (int64_t i = 0; i < cols * N; i += N, ++tile) store(to + i, add ? load(to + i) + *tile : *tile);
         return;
     }
     const Acc *earlier = add ? static_cast<const Acc *>(g.sums) + j : nullptr;
@@ -31,13 +30,22 @@ INFINI_CALLED void finish_sums(const GemmInPlace &g, int64_t j, int64_t n_last, 
         }
 }
 
-/** The same for sums that may be all there is to an element of C, as those of a small product. */
+/** The same for sums that go on in the next rows of B, or may be all there is to an element of C, as those of a small product. */
 template <class T, int R, int C>
 INFINI_INLINE void finish_in_place(const GemmInPlace &g, int64_t j, int64_t n_last,
                                    const typename Units<T>::Sums (&sums)[R][C]) {
     using V = typename Units<T>::Sums;
     constexpr int N = V::N;
-    if (!g.ends || g.add || g.c == nullptr || g.beta != 0) {
+    if (!g.ends) { // there is room for whole vectors
+        const int64_t ld = g.ld;
+        auto *const to = static_cast<typename V::Scalar *>(g.part) + j;
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+            for (int c = 0; c < C; ++c) store(to + r * ld + c * N, sums[r][c]);
+        return;
+    }
+    if (g.add || g.c == nullptr || g.beta != 0) {
         V tile[R][C];
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
@@ -188,8 +196,8 @@ template <class T, int Exactness, int R, int G>
 INFINI_INLINE void stream_units(const GemmInPlace &g, const typename Units<T>::Unit *a, const T *b, bool pairs_up,
                                 typename Units<T>::Least &least) {
     constexpr int N = Units<T>::Sums::N;
-    // These are more streams than the hardware follows.
-    constexpr int64_t kAhead = (kFetchesNear<R> ? 768 : 1024) / sizeof(T);
+    // These are more streams than the hardware follows. Zen 3's own fetching suffers most from what comes too early.
+    constexpr int64_t kAhead = (kFetchesNear<R> ? kSmallL2 ? 384 : 768 : 1024) / sizeof(T);
     typename Units<T>::Vector wide[G][R];
     for (int u = 0; u < G; ++u)
         for (int r = 0; r < R; ++r) wide[u][r] = broadcast(a[r * g.a_row + u * g.a_unit]);
