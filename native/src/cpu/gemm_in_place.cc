@@ -87,7 +87,7 @@ struct InPlace final : Way {
         if (g.m <= kInPlaceFewRows) near = std::clamp(second_level_cache() / 2, near, kInPlaceMostNearB);
         return g.n > near / g.size / g.k;
     }
-    /** Has a small cache no room for both, or its sets none for the rows of B? */
+    /** Has a small cache no room for B beside so many rows of A, or its sets none for the rows of B? */
     static bool crowded(const Gemm &g) {
         return g.kernel.has_small_l2 && g.k > g.block_k &&
                (g.m > kInPlaceFewRowsSmallL2 || g.b.row * g.size % kInPlaceCrowdedEvery == 0);
