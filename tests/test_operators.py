@@ -353,6 +353,19 @@ def test_rearrange_any_order_of_dimensions(rank: int) -> None:
         np.testing.assert_array_equal(ip.rearrange(x.transpose(order)), x.transpose(order))
 
 
+@pytest.mark.parametrize("ahead", [0, 1, 16, 63, 64, 4095])
+def test_rearrange_of_whole_rows_wherever_they_lie(ahead: int) -> None:
+    """Bytes that y is past x, but for pages: some distances are copied in pieces."""
+    memory = np.zeros(5 * 4096, np.uint8)
+    for n in (2047, 2048, 2049, 4096, 6145):
+        memory[:] = 0xEE
+        x, y = memory[1 : 1 + n], memory[2 * 4096 + 1 + ahead :][:n]
+        x[:] = np.arange(n) % 251
+        ip.rearrange(x, out=y)
+        np.testing.assert_array_equal(y, np.arange(n) % 251)
+        assert memory[2 * 4096 + ahead] == memory[2 * 4096 + 1 + ahead + n] == 0xEE
+
+
 def test_rearrange_moves_bits() -> None:
     bits = np.array([0x7FC00001, 0xFF800001, 0x80000000], "u4").view("f4")
     np.testing.assert_array_equal(ip.rearrange(bits[::-1]).view("u4"), bits[::-1].view("u4"))

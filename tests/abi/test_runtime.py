@@ -336,12 +336,13 @@ def test_memcpy(lib: Library, stream: ctypes.c_void_p, kind: str, queued: bool) 
     assert target.tolist() == [0xEE, *range(3, 54), *[0xEE] * 48]
 
 
-@pytest.mark.parametrize("shift", [1, -1, 0])
-def test_memcpy_may_overlap(lib: Library, shift: int) -> None:
-    data = np.arange(100, dtype=np.uint8)
+@pytest.mark.parametrize("n", [50, 5000])
+@pytest.mark.parametrize("shift", [1, -1, 0, 63, 4097, 5001])
+def test_memcpy_may_overlap(lib: Library, shift: int, n: int) -> None:
+    data = (np.arange(11000) % 251).astype(np.uint8)
     wanted = data.copy()
-    wanted[10 + shift : 60 + shift] = data[10:60]
-    status = lib.infinirtMemcpy(data[10 + shift :].ctypes.data, data[10:].ctypes.data, 50, D2D)
+    wanted[10 + shift : 10 + n + shift] = data[10 : 10 + n]
+    status = lib.infinirtMemcpy(data[10 + shift :].ctypes.data, data[10:].ctypes.data, n, D2D)
     assert status == SUCCESS
     assert data.tolist() == wanted.tolist()
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 
+#include "cpu/copy_bytes.h"
 #include "cpu/isa.h"
 #include "cpu/thread_pool.h"
 #include "infiniop.h"
@@ -73,7 +74,7 @@ infiniStatus_t measure_cpu_ceiling(const char *function, int what, size_t bytes,
         parallel_for(threads, threads, [&](int64_t t, int) {
             const size_t begin = line(t), count = line(t + 1) - begin;
             if (copy)
-                std::memcpy(to.get() + begin, from.get() + begin, count);
+                copy_bytes(to.get() + begin, from.get() + begin, count);
             else [[maybe_unused]]
                 volatile double sink = kernel.read(from.get() + begin, static_cast<int64_t>(count));
         });

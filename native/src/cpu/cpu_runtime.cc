@@ -10,8 +10,9 @@
 
 #include "core/fork_mutex.h"
 #include "core/slab.h"
-#include "cpu/cpu_backend.h"
 #include "core/status.h"
+#include "cpu/copy_bytes.h"
+#include "cpu/cpu_backend.h"
 
 #ifndef INFINI_VERSION
 #error "the build defines INFINI_VERSION"
@@ -194,7 +195,7 @@ infiniStatus_t free_async(int, void *ptr, infinirtStream_t stream) {
 }
 
 infiniStatus_t copy(int, void *dst, const void *src, size_t size, infinirtMemcpyKind_t) {
-    std::memmove(dst, src, size);
+    copy_bytes(dst, src, size);
     return INFINI_STATUS_SUCCESS;
 }
 infiniStatus_t copy_async(int id, void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind,

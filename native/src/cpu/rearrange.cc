@@ -1,9 +1,9 @@
 /* rearrange on the CPU: whole rows where both sides are contiguous, tiles where x is contiguous in another dimension than y,
  * single elements otherwise. */
 #include <cstdlib>
-#include <cstring>
 
 #include "cpu/caches.h"
+#include "cpu/copy_bytes.h"
 #include "cpu/cpu_plan.h"
 #include "cpu/isa.h"
 #include "cpu/tiles.h"
@@ -59,7 +59,7 @@ struct RowCopy final : CpuPlan {
             if (stream)
                 stream_row(to, from, n * size);
             else if (contiguous)
-                std::memcpy(to, from, static_cast<size_t>(n * size));
+                copy_bytes(to, from, static_cast<size_t>(n * size));
             else
                 kernel(to, loop.step[kY], from, loop.step[kX], n);
         });
