@@ -30,6 +30,7 @@ template <class T>
 struct Unit {
     INFINI_INLINE Unit(const T *from, int64_t) : p(from) {}
     INFINI_INLINE Block<T> at(int64_t i) const { return load_block(p + i); }
+    INFINI_INLINE Block<T> end(int64_t i) const { return at(i); }
     INFINI_INLINE Block<T> at_n(int64_t i, int64_t n) const { return load_block_n(p + i, n); }
     const T *p;
 };
@@ -41,6 +42,7 @@ struct Element {
         all = load_block(whole);
     }
     INFINI_INLINE Block<T> at(int64_t) const { return all; }
+    INFINI_INLINE Block<T> end(int64_t) const { return all; }
     INFINI_INLINE Block<T> at_n(int64_t, int64_t) const { return all; }
     Block<T> all;
 };
@@ -66,17 +68,14 @@ struct Near {
         case -1: return f(Every<T, -1>{p});
         case 2: return f(Every<T, 2>{p});
         case 3: return f(Every<T, 3>{p});
-        case 4: return f(Every<T, 4>{p});
-        case 1: return f(Unit<T>(p, 1));
-        default: return f(Element<T>(p, 0));
+        default: return f(Every<T, 4>{p});
         }
     }
-    INFINI_INLINE Block<T> at(int64_t i) const {
-        return fixed([i](const auto &x) INFINI_INLINE_LAMBDA { return x.at(i); });
-    }
+    /* At the ends of a row, by what is called: twice as much code is not worth it. */
+    INFINI_INLINE Block<T> end(int64_t i) const { return at_n(i, Block<T>::N); }
     INFINI_INLINE Block<T> at_n(int64_t i, int64_t n) const {
         alignas(64) T whole[Block<T>::N] = {};
-        for (int64_t k = 0; k < n; ++k) whole[k] = p[(i + k) * step];
+        copy_strided<sizeof(T)>({whole, 0, 1}, {const_cast<T *>(p + i * step), 0, step}, 1, n);
         return load_block(whole);
     }
     const T *p;
@@ -98,16 +97,16 @@ INFINI_INLINE void binary_unit(T *c, const A a, const B b, int64_t n) {
     int64_t i = unaligned_head(c, n);
     const int64_t head = i, tail = (n - i) % N;
     Packed<T> first, last;
-    if (head > 0) first = pack(apply<Op>(a.at(0), b.at(0)));
-    if (tail > 0) last = pack(apply<Op>(a.at(n - N), b.at(n - N)));
+    if (head > 0) first = pack(apply<Op>(a.end(0), b.end(0)));
+    if (tail > 0) last = pack(apply<Op>(a.end(n - N), b.end(n - N)));
     // A line that has just been streamed must not be written again: it would have to be read back.
     if (Stream && head > 0) put_n(c, first, head);
     const auto blocks = [&](const auto &x, const auto &y) INFINI_INLINE_LAMBDA {
         for (; i + N <= n; i += N) store_block<Stream>(c + i, apply<Op>(x.at(i), y.at(i)));
     };
-    if constexpr (kIsNear<A> && !kIsNear<B>)
+    if constexpr (kIsNear<A>)
         a.fixed([&](const auto &x) INFINI_INLINE_LAMBDA { blocks(x, b); });
-    else if constexpr (kIsNear<B> && !kIsNear<A>)
+    else if constexpr (kIsNear<B>)
         b.fixed([&](const auto &y) INFINI_INLINE_LAMBDA { blocks(a, y); });
     else
         blocks(a, b);
@@ -122,7 +121,10 @@ INFINI_CALLED void binary_units(Stepped<T> c, Stepped<const T> a, Stepped<const 
                                 int64_t rows, int64_t n) {
     for (int64_t i = 0; i < rows; ++i) binary_unit<Op, T, Stream>(c[i], A(a[i], a_col), B(b[i], b_col), n);
 }
-/** Where a and b are near(). */
+/** Strides of a and b that have kernels: one of them is 1, the other near(). Kernels of two others would be as much code as all of
+ *  these; binary_far() copies one of the two, and it is so, too. */
+INFINI_INLINE bool joined(int64_t a, int64_t b) { return (a == 1 && near(b)) || (b == 1 && near(a)); }
+/** Where a and b are joined(). */
 template <class Op, class T, bool Stream>
 INFINI_INLINE void binary_near(TileOperand c_, TileOperand a_, TileOperand b_, int64_t rows, int64_t n) {
     const Stepped<T> c{static_cast<T *>(c_.p), c_.row};
@@ -130,9 +132,8 @@ INFINI_INLINE void binary_near(TileOperand c_, TileOperand a_, TileOperand b_, i
     const auto units = a_.col == 1 && b_.col == 1   ? binary_units<Op, T, Stream, Unit<T>, Unit<T>>
                        : a_.col == 1 && b_.col == 0 ? binary_units<Op, T, Stream, Unit<T>, Element<T>>
                        : a_.col == 0 && b_.col == 1 ? binary_units<Op, T, Stream, Element<T>, Unit<T>>
-                       : b_.col == 1                ? binary_units<Op, T, Stream, Near<T>, Unit<T>>
                        : a_.col == 1                ? binary_units<Op, T, Stream, Unit<T>, Near<T>>
-                                                    : binary_units<Op, T, Stream, Near<T>, Near<T>>;
+                                                    : binary_units<Op, T, Stream, Near<T>, Unit<T>>;
     units(c, a, b, a_.col, b_.col, rows, n);
 }
 
@@ -149,13 +150,15 @@ INFINI_CALLED void binary_far(TileOperand c, TileOperand a, TileOperand b, int64
             count = n - j < kRoom ? n - j : kRoom;
             if (j == 0 && count < n && c.col == 1) // so that the other parts start at whole blocks
                 count -= (Block<T>::N - unaligned_head(static_cast<T *>(c.p) + i * c.row, n)) % Block<T>::N;
-            const auto bring_near = [&](const TileOperand &x, T *buffer) {
-                if (near(x.col)) return part<T>(x, i, j);
+            const auto bring = [&](const TileOperand &x, T *buffer, bool as_it_is) {
+                if (as_it_is) return part<T>(x, i, j);
                 const TileOperand copy{buffer, count, 1};
                 copy_strided<sizeof(T)>(copy, part<T>(x, i, j), n_rows, count);
                 return copy;
             };
-            const TileOperand to = part<T>(c, i, j), x = bring_near(a, buffer_a), y = bring_near(b, buffer_b);
+            const bool b_joins = near(b.col) && (a.col != 0 || b.col == 0 || b.col == 1);
+            const TileOperand to = part<T>(c, i, j), y = bring(b, buffer_b, b_joins),
+                              x = bring(a, buffer_a, a.col == 1 || joined(a.col, y.col));
             if (c.col == 1) {
                 binary_near<Op, T, Stream>(to, x, y, n_rows, count);
             } else {
@@ -169,7 +172,7 @@ INFINI_CALLED void binary_far(TileOperand c, TileOperand a, TileOperand b, int64
 
 template <class Op, class T, bool Stream>
 void binary_rows(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t n) {
-    if (c.col == 1 && near(a.col) && near(b.col))
+    if (c.col == 1 && joined(a.col, b.col))
         binary_near<Op, T, Stream>(c, a, b, rows, n);
     else
         binary_far<Op, T, Stream>(c, a, b, rows, n);
