@@ -122,12 +122,12 @@ struct InPlace final : Way {
         packed_columns = !by_rows && has_packed_columns(*this);
         packs_a |= in_steps || packed_columns;
         const bool short_steps = by_rows && !streams && m <= kInPlaceFewRows && far_b(*this);
-        const int64_t near = by_rows               ? kRowsNearB
-                             : kernel.has_small_l2 ? kColumnsNearBSmallL2
-                             : converts(*this)     ? kColumnsNearBOfHalves
-                                                   : kColumnsNearB;
+        const bool gemv = !by_rows && m == 1, two_sums = gemv && size == sizeof(float); // see sum_columns()
+        const int64_t near = by_rows                            ? kRowsNearB
+                             : kernel.has_small_l2 && !two_sums ? kColumnsNearBSmallL2
+                             : converts(*this)                  ? kColumnsNearBOfHalves
+                                                                : kColumnsNearB;
         fetches = !short_steps && n > near / size / k;
-        const bool gemv = !by_rows && m == 1;
         step = short_steps           ? kInPlaceShortStep
                : by_rows && !streams ? std::min(kInPlaceStep, block_k)
                : gemv                ? k
