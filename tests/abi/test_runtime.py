@@ -337,12 +337,13 @@ def test_memcpy(lib: Library, stream: ctypes.c_void_p, kind: str, queued: bool) 
 
 
 @pytest.mark.parametrize("n", [50, 5000])
-@pytest.mark.parametrize("shift", [1, -1, 0, 63, 4097, 5001])
+@pytest.mark.parametrize("shift", [1, -1, 0, 63, -4095, 4097, 5001])
 def test_memcpy_may_overlap(lib: Library, shift: int, n: int) -> None:
-    data = (np.arange(11000) % 251).astype(np.uint8)
+    first = 4100
+    data = (np.arange(15000) % 251).astype(np.uint8)
     wanted = data.copy()
-    wanted[10 + shift : 10 + n + shift] = data[10 : 10 + n]
-    status = lib.infinirtMemcpy(data[10 + shift :].ctypes.data, data[10:].ctypes.data, n, D2D)
+    wanted[first + shift : first + n + shift] = data[first : first + n]
+    status = lib.infinirtMemcpy(data[first + shift :].ctypes.data, data[first:].ctypes.data, n, D2D)
     assert status == SUCCESS
     assert data.tolist() == wanted.tolist()
 

@@ -214,7 +214,7 @@ _HEIGHTS = (1, 2, 3, 5, 8, 9, 32, 33, 64, 65, 97, 128, 129, 256, 257, 512, 600)
 
 # In the last, columns of B meet in a few sets of the first-level cache.
 @pytest.mark.parametrize("in_b", ["rows", "columns", "columns_apart"])
-@pytest.mark.parametrize("k", [1, 7, 256, 257, 1100])
+@pytest.mark.parametrize("k", [1, 7, 256, 257, 600, 1100])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_row_of_a_product_in_any_company(
     dtype: str,

@@ -156,6 +156,7 @@ INFINI_CALLED void binary_far(TileOperand c, TileOperand a, TileOperand b, int64
                 copy_strided<sizeof(T)>(copy, part<T>(x, i, j), n_rows, count);
                 return copy;
             };
+            // b stays where it is if what becomes of a can be joined with it; then a does, if it can be with what b has become.
             const bool b_joins = near(b.col) && (a.col != 0 || b.col == 0 || b.col == 1);
             const TileOperand to = part<T>(c, i, j), y = bring(b, buffer_b, b_joins),
                               x = bring(a, buffer_a, a.col == 1 || joined(a.col, y.col));
