@@ -7,12 +7,15 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 usage() {
     cat <<'EOF'
 usage: tests/gpu/check.sh correctness      operators, backend contract and Python tests on the device, then compute-sanitizer
+       tests/gpu/check.sh results          the first part of that: without compute-sanitizer
+       tests/gpu/check.sh sanitizers       the second part
        tests/gpu/check.sh perf [OPTIONS]   the table of tests/gpu/perf.py, which takes the options
        tests/gpu/check.sh build ARCH       the build alone, as for 90-real; needs no device
 Environment:
   OUT      a folder for LOG-section.md, checks.log and perf.json (default: build/gpu, which all else is written to)
   PYTHON   the interpreter, with what the checks need: cffi, numpy, torch, pytest, hypothesis, ml_dtypes (default: python3)
   COMMIT   what to call the sources where there is no .git
+  BUILT    1: what `check.sh build` left in these folders, here or elsewhere, is used and nothing is built
   SECONDS_IN_ALL   after which what still runs is stopped (default: 570)
 Exit status 0 if every check that could be run passed.
 EOF
@@ -20,7 +23,7 @@ EOF
 
 mode=${1:-} python=${PYTHON:-python3} deadline=${SECONDS_IN_ALL:-570} failed=0
 case $mode in
-    correctness | perf) shift ;;
+    correctness | results | sanitizers | perf) shift ;;
     build) architecture=${2:?tests/gpu/check.sh build needs an architecture, as 90-real} ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; exit 2 ;;
@@ -59,7 +62,10 @@ build() {
 }
 folder=$PWD/build/native-cpp
 if has cffi; then folder=$PWD/build/native-release; fi
-if ! build >"$logs/build.log" 2>&1; then
+if [ "${BUILT:-0}" = 1 ]; then
+    # What was linked elsewhere names folders of there.
+    export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+elif ! build >"$logs/build.log" 2>&1; then
     tail -n 40 "$logs/build.log"
     cp "$logs/build.log" "$out/checks.log"
     echo "tests/gpu/check.sh: the build failed, see $out/checks.log" >&2
@@ -75,7 +81,8 @@ fi
 say "## $(date -u +%Y-%m-%d), $mode, $commit"
 say ""
 say "- card: $card, driver $driver, $(nvcc --version 2>/dev/null | sed -n 's/^Cuda compilation tools, //p' || true)"
-say "- built for $architecture in $SECONDS s; left out: ctest, which needs no device"
+if [ "${BUILT:-0}" = 1 ]; then how="built elsewhere"; else how="built for $architecture in $SECONDS s"; fi
+say "- $how; left out: ctest, which needs no device"
 
 # ---- checks: several at a time, because none of them is timed ---------------------------------------------------------------------
 names=() pids=() until=$deadline
@@ -123,8 +130,7 @@ fi
 with_wheel=(env)
 if [ -n "$wheel" ]; then with_wheel=(env "INFINIOP_CUBLASLT_PATH=$wheel"); fi
 
-correctness() {
-    until=$((deadline - 150)) # what follows wants time, too
+results() {
     check operators "${with_wheel[@]}" "${operators[@]}"
     check operators_gemv_tiled env INFINIOP_CUDA_GEMM=gemv,tiled "${operators[@]}"
     check operators_tiled env INFINIOP_CUDA_GEMM=tiled "${operators[@]}"
@@ -145,11 +151,13 @@ correctness() {
         fi
     fi
     finish
+}
+
+sanitizers() {
     if ! command -v compute-sanitizer >/dev/null; then
         say "- compute-sanitizer: left out, it is not on PATH"
         return
     fi
-    until=$deadline
     # Kernels of our own alone; a call that fails and may is not an error here.
     local tool
     for tool in memcheck racecheck initcheck synccheck; do
@@ -174,7 +182,14 @@ perf() {
 }
 
 case $mode in
-    correctness) correctness ;;
+    correctness)
+        until=$((deadline - 150)) # what follows wants time, too
+        results
+        until=$deadline
+        sanitizers
+        ;;
+    results) results ;;
+    sanitizers) sanitizers ;;
     perf) perf "$@" ;;
 esac
 printf '\n'

@@ -36,7 +36,6 @@ import infiniop_py as ip
 from infiniop_py._native import check, ffi, lib
 
 REPLAYS, LEAST_REPLAYS = 50, 5
-ROW_SECONDS = 3.0  # for the replays of a row
 CACHES = 3  # times the second-level cache is what the sets of a row take at least
 LARGE = 2 * 8191**2  # bytes that a call touches, from which the share of the copy rate is judged
 EPSILON = 1e-5
@@ -94,8 +93,8 @@ def row(
 class Table:
     """The rows, as they are on a device. `quick` makes every extent small."""
 
-    def __init__(self, device: str, quick: bool, compiled: bool) -> None:
-        self._device, self._quick, self._compiled = device, quick, compiled
+    def __init__(self, device: str, quick: bool, others: bool) -> None:
+        self._device, self._quick, self._others = device, quick, others
 
     def random(self, *shape: int, dtype: torch.dtype) -> Tensor:
         if dtype.is_floating_point or dtype.is_complex:
@@ -109,10 +108,9 @@ class Table:
         return tuple(min(n, 24 + n % 2) for n in shape) if self._quick else shape
 
     def rows(self) -> Iterator[Row]:
-        yield from self._norms()
-        yield from self._elementwise()
-        yield from self._rearranges()
-        yield from self._gemms()
+        for part in (self._norms, self._elementwise, self._rearranges, self._gemms):
+            for row in part():
+                yield row if self._others else row._replace(others={})
 
     # ---- add, mul ----
 
@@ -175,7 +173,7 @@ class Table:
                     ours=lambda x: ip.AddRMSNorm(*x, EPSILON),
                     peer=lambda x: partial(_eager_norm, *x[2:]),
                     n_outputs=2,
-                    others={"compiled": _compiled_norm} if self._compiled else {},
+                    others={"compiled": _compiled_norm},
                     share=0.9,
                     ratio=2.0,
                 )
@@ -311,7 +309,8 @@ class Cuda:
     device = "cuda"
     replay_seconds = 1e-3  # at least
 
-    def __init__(self) -> None:
+    def __init__(self, row_seconds: float) -> None:
+        self.row_seconds = row_seconds
         properties = torch.cuda.get_device_properties(0)
         self.name = f"{properties.name}, {properties.multi_processor_count} multiprocessors"
         self.cache: int = properties.L2_cache_size
@@ -358,7 +357,8 @@ class Plain:
     name = "CPU, for a trial: these times mean nothing"
     cache = 2**16
 
-    def __init__(self) -> None:
+    def __init__(self, row_seconds: float) -> None:
+        self.row_seconds = row_seconds
         torch.set_num_threads(1)
 
     def warm_up(self, calls: Sequence[Call]) -> None:
@@ -387,7 +387,7 @@ Clock = Cuda | Plain
 def take_turns(clock: Clock, runs: Sequence[Call]) -> list[float]:
     """The median seconds of each. They take turns; the first time of each is not counted."""
     first = sum(clock.seconds(run) for run in runs)
-    replays = min(REPLAYS, max(LEAST_REPLAYS, int(ROW_SECONDS / max(first, 1e-9))))
+    replays = min(REPLAYS, max(LEAST_REPLAYS, int(clock.row_seconds / max(first, 1e-9))))
     samples: list[list[float]] = [[] for _ in runs]
     for _ in range(replays):
         for run, found in zip(runs, samples):
@@ -621,7 +621,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--quick", action="store_true", help="tiny operands")
     add("--only", metavar="PATTERN", default="", help="rows whose names contain it; * stands for anything")
     add("--seconds", type=float, default=420.0, help="after which the rows that are left are left out")
-    add("--no-compile", action="store_true", help="without torch.compile of add_rms_norm")
+    add("--row-seconds", type=float, default=3.0, metavar="N", help="for the replays of a row")
+    add("--no-others", action="store_true", help="without contenders but torch")
     add("--json", type=Path, metavar="FILE")
     add("--markdown", type=Path, metavar="FILE")
     return parser.parse_args(arguments)
@@ -638,14 +639,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ip.DeviceError as error:
             print(f"tests/gpu/perf.py: {error}", file=sys.stderr)
             return 2
-    clock: Clock = Cuda() if options.device == "cuda" else Plain()
+    clock: Clock = (Cuda if options.device == "cuda" else Plain)(options.row_seconds)
     end = perf_counter() + options.seconds
     torch.manual_seed(20240229)
     gc.freeze()
     ceilings = measure_ceilings(clock, options.quick)
     head = heading(clock, ceilings)
     print(*head, "", sep="\n")
-    table = Table(clock.device, options.quick, not options.no_compile)
+    table = Table(clock.device, options.quick, not options.no_others)
     measures: list[tuple[str, Callable[[], Result]]] = [
         ("graph of nodes", partial(measure_nodes, clock, ceilings)),
         *((row.name, partial(measure, clock, row, ceilings)) for row in table.rows()),
