@@ -355,13 +355,14 @@ infiniStatus_t free_host(int device_id, void *ptr) {
 constexpr cudaMemcpyKind kKinds[] = {cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost,
                                      cudaMemcpyDeviceToDevice};
 
-/** cudaMemcpy may return before a copy between two places of the device is done. */
+/** cudaMemcpy may return before a copy to the device is done: of what it has copied aside of memory that is not pinned, too. Other
+ *  streams do not wait for that. */
 infiniStatus_t memcpy_sync(int device_id, void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind) {
     return on_device(device_id, [&]() -> infiniStatus_t {
         if (const infiniStatus_t status = check("infinirtMemcpy", cudaMemcpy(dst, src, size, kKinds[kind])))
             return status;
-        if (kind != INFINIRT_MEMCPY_D2D) return INFINI_STATUS_SUCCESS;
-        return check("infinirtMemcpy", cudaStreamSynchronize(cudaStreamLegacy));
+        const bool done = kind == INFINIRT_MEMCPY_D2H || kind == INFINIRT_MEMCPY_H2H;
+        return done ? INFINI_STATUS_SUCCESS : check("infinirtMemcpy", cudaStreamSynchronize(cudaStreamLegacy));
     });
 }
 

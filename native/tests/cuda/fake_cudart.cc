@@ -491,10 +491,16 @@ cudaError_t copy(void *dst, const void *src, size_t size, cudaMemcpyKind kind, c
 
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t size, cudaMemcpyKind kind) {
     const Lock lock(runtime().mutex);
+    // As CUDA: it waits neither for what it copies between two places of a device nor for what it brings there from aside.
+    if (kind == cudaMemcpyHostToDevice && inside(dst, size)) {
+        const auto *bytes = static_cast<const char *>(src);
+        return queue(nullptr, [dst, aside = std::vector<char>(bytes, bytes + size)] {
+            std::memcpy(dst, aside.data(), aside.size());
+        });
+    }
     const cudaError_t error = copy(dst, src, size, kind, nullptr);
     if (error != cudaSuccess) return error;
-    if (kind != cudaMemcpyDeviceToDevice)
-        drain(find(nullptr)); // as CUDA: between two places of a device it does not wait
+    if (kind != cudaMemcpyDeviceToDevice) drain(find(nullptr));
     return waited();
 }
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t size, cudaMemcpyKind kind, cudaStream_t stream) {
