@@ -98,18 +98,37 @@ def memory_none(at_hand: Context) -> None:
             judge(f"{entry} of NULL", getattr(table, entry)(index, ffi.NULL))
 
 
+def _lost(device: Device, action: Callable[[], object]) -> int:
+    """Bytes that are not free any more after an action. Other processes may have the device, too, and take
+    of it meanwhile: but hardly each of three times.
+    """
+    least = 0
+    for tries in range(3):
+        before = device.memory()[0]
+        action()
+        lost = before - device.memory()[0]
+        least = lost if tries == 0 else min(least, lost)
+        if least <= device.tolerance:
+            break
+    return least
+
+
 def memory_too_much(at_hand: Context) -> None:
     """more than there is answers INTERNAL_ERROR with a sentence, and takes nothing"""
-    before, total = at_hand.device.memory()
-    for size in (total + 1, 1 << 62):
-        for allocate in (("infinirtMalloc",), ("infinirtMallocAsync", ffi.NULL)):
-            place = ffi.new("void **", ffi.cast("void *", 64))
-            function, *stream = allocate
-            why = f"of {size} bytes where there are {total}"
-            expect_status(lib.INFINI_STATUS_INTERNAL_ERROR, why, function, place, size, *stream)
-            expect(place[0] == ffi.NULL, f"{function} fails and gives {place[0]}")
-    left = at_hand.device.memory()[0]
-    expect(before - left <= at_hand.device.tolerance, f"{before - left} bytes are gone after refusals")
+    device = at_hand.device
+
+    def once() -> None:
+        total = device.memory()[1]
+        for size in (total + 1, 1 << 62):
+            for allocate in (("infinirtMalloc",), ("infinirtMallocAsync", ffi.NULL)):
+                place = ffi.new("void **", ffi.cast("void *", 64))
+                function, *stream = allocate
+                why = f"of {size} bytes where there are {total}"
+                expect_status(lib.INFINI_STATUS_INTERNAL_ERROR, why, function, place, size, *stream)
+                expect(place[0] == ffi.NULL, f"{function} fails and gives {place[0]}")
+
+    lost = _lost(device, once)
+    expect(lost <= device.tolerance, f"{lost} bytes are gone after refusals")
 
 
 def memory_host(at_hand: Context) -> None:
@@ -653,11 +672,12 @@ def leaks(at_hand: Context) -> None:
                                     row.run(stream, capturing=True)
                                 done("infinirtGraphExecDestroy", made[0])
 
+    def rounds() -> None:
+        for _ in range(_ROUNDS):
+            once()
+
     once()  # drivers keep some of what a first time takes
-    before = device.memory()[0]
-    for _ in range(_ROUNDS):
-        once()
-    lost = before - device.memory()[0]
+    lost = _lost(device, rounds)
     expect(lost <= device.tolerance, f"after {_ROUNDS} rounds {lost} bytes less are free")
 
 
