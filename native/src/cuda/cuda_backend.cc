@@ -1,7 +1,9 @@
 /* The NVIDIA backend as a plugin: what the host asks first. */
 #include "cuda/cuda_backend.h"
 
+#include <algorithm>
 #include <atomic>
+#include <climits>
 #include <cstdio>
 
 #include "cuda/error.h"
@@ -11,8 +13,10 @@ namespace infini::cuda {
 namespace {
 
 std::atomic<int> devices{0};
+std::atomic<bool> begin_early{false};
 
 constexpr int kOldestCapability = 80; // the oldest architecture that kernels are compiled for
+constexpr int kEarlyCapability = 90;  // the oldest that has CudaCtx::begin()
 
 /** "12.4" of CUDA's 12040. */
 struct VersionText {
@@ -49,12 +53,13 @@ infiniStatus_t probe(char *reason, size_t size) {
                       cudaGetErrorString(error), cudaGetErrorName(error));
         return INFINI_STATUS_DEVICE_NOT_INITIALIZED;
     }
-    int newest = 0;
+    int newest = 0, oldest = INT_MAX;
     for (int device = 0; device < count; ++device) {
         int major = 0, minor = 0;
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-        if (10 * major + minor > newest) newest = 10 * major + minor;
+        newest = std::max(newest, 10 * major + minor);
+        oldest = std::min(oldest, 10 * major + minor);
     }
     if (newest < kOldestCapability) {
         std::snprintf(reason, size, "no device has compute capability %d.%d or later; the newest has %d.%d",
@@ -62,6 +67,7 @@ infiniStatus_t probe(char *reason, size_t size) {
         return INFINI_STATUS_DEVICE_ARCHITECTURE_NOT_SUPPORTED;
     }
     refuse_forked_children();
+    begin_early = oldest >= kEarlyCapability;
     devices = count;
     return INFINI_STATUS_SUCCESS;
 }
@@ -73,6 +79,7 @@ const InfiniBackend kBackend = {
 } // namespace
 
 int probed_devices() { return devices; }
+bool kernels_begin_early() { return begin_early.load(std::memory_order_relaxed); }
 
 } // namespace infini::cuda
 

@@ -8,6 +8,15 @@ namespace infini::cuda {
 
 class CudaCtx {
 public:
+    /** The first thing that a kernel does. Its blocks may be placed while what was queued before it still runs (see launch()): here they
+     *  wait until that is done and its memory can be seen. Then those of the next kernel may be placed. */
+    INFINI_DEVICE void begin() {
+#if __CUDA_ARCH__ >= 900
+        asm volatile("griddepcontrol.wait;" ::: "memory");
+        asm volatile("griddepcontrol.launch_dependents;");
+#endif
+    }
+
     INFINI_DEVICE int thread() const { return static_cast<int>(threadIdx.x); }
     INFINI_DEVICE uint32_t block() const { return blockIdx.x; }
     INFINI_DEVICE uint32_t blocks() const { return gridDim.x; }
@@ -20,6 +29,12 @@ public:
     template <class T>
     INFINI_DEVICE T shuffle_xor(T x, int mask) {
         return __shfl_xor_sync(0xffffffffu, x, mask);
+    }
+
+    /** The value of a lane. All lanes call it. */
+    template <class T>
+    INFINI_DEVICE T shuffle(T x, int lane) {
+        return __shfl_sync(0xffffffffu, x, lane);
     }
 
     /** Four matrices of 8 by 8 elements of 16 bits, from shared memory. Lane 8 * i + j names line j of matrix i, 16 bytes at a multiple

@@ -36,6 +36,7 @@ template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, kBlocksOf<Kernel>)
     kernel_entry(const __grid_constant__ typename Kernel::Params params) {
     CudaCtx ctx;
+    ctx.begin();
     Kernel::run(ctx, params);
 }
 template <class Kernel>
@@ -70,7 +71,8 @@ infiniStatus_t prepare(size_t shared_bytes = 0) {
                                       static_cast<int>(shared_bytes)));
 }
 
-/** Queues one run of a prepared kernel on a stream. */
+/** Queues one run of a prepared kernel on a stream. Where devices can, its blocks are placed as soon as there is room for them beside
+ *  those of the kernel before it, for which they wait then: between small kernels that is most of the time. */
 template <class Kernel>
 infiniStatus_t launch(int64_t blocks, const typename Kernel::Params &params, void *stream, size_t shared_bytes = 0) {
     if (blocks < 1 || blocks > kMaxBlocks)
@@ -80,6 +82,11 @@ infiniStatus_t launch(int64_t blocks, const typename Kernel::Params &params, voi
     config.blockDim = dim3(Kernel::kThreads);
     config.dynamicSmemBytes = shared_bytes;
     config.stream = static_cast<cudaStream_t>(stream);
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &early;
+    config.numAttrs = kernels_begin_early() ? 1 : 0;
     void *arguments[] = {const_cast<typename Kernel::Params *>(&params)};
     return check("launching a kernel", cudaLaunchKernelExC(&config, kernel_address<Kernel>(), arguments));
 }
