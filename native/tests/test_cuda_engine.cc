@@ -140,12 +140,14 @@ using Offsets = std::vector<std::vector<int64_t>>; // of elements, for each oper
 /** Offsets of all elements, as a plan walks them. */
 Offsets walk(const MapLayout &plan, int n) {
     Offsets walked;
-    for (int64_t i = 0; i < plan.x * plan.y * plan.rows(); ++i) {
+    for (int64_t i = 0; i < plan.x * plan.far_x * plan.y * plan.far_y * plan.rows(); ++i) {
         std::vector<int64_t> at;
         for (int o = 0; o < n; ++o) {
             int64_t rest = i, offset = plan.offset[o];
             offset += rest % plan.x * plan.along[o], rest /= plan.x;
+            offset += rest % plan.far_x * plan.far_along[o], rest /= plan.far_x;
             offset += rest % plan.y * plan.across[o], rest /= plan.y;
+            offset += rest % plan.far_y * plan.far_across[o], rest /= plan.far_y;
             for (int d = 0; d < plan.outer; ++d)
                 offset += rest % plan.size[d] * plan.stride[o][d], rest /= plan.size[d];
             at.push_back(offset);
@@ -198,10 +200,16 @@ void test_plan(const InfiniOperand *operands, int n, int size) {
     std::sort(wanted.begin(), wanted.end());
     CHECK(walked == wanted);
     if (!plan.tile) test_parts(plan, n, walked, pick(33, 200));
-    CHECK(!plan.tile || tile_blocks(plan, size) <= kMaxBlocks);
+    CHECK(!plan.tile || tile_blocks(plan, tile_side(size)) <= kMaxBlocks);
+    CHECK(plan.tile || !plan.split());
     for (int o = 0; o < n; ++o) {
         if (plan.vectors && !plan.tile) CHECK(plan.along[o] == 1 || (plan.along[o] == 0 && o > 0));
         if (plan.tile && plan.through[o]) CHECK(plan.across[o] == 1);
+        if (plan.split()) { // lines go on where they end
+            CHECK(n == 2 && plan.through[1]);
+            CHECK(o > 0 || plan.far_x == 1 || plan.far_along[o] == plan.x);
+            CHECK(o == 0 || plan.far_y == 1 || plan.far_across[o] == plan.y);
+        }
         // Every run begins at a multiple of the alignment, and not always at one of twice that.
         const int alignment = alignment_of(plan, o, nullptr);
         bool all = true, twice = alignment < kVectorBytes;
@@ -211,13 +219,14 @@ void test_plan(const InfiniOperand *operands, int n, int size) {
         };
         for (int d = 0; d < plan.outer; ++d) look(plan.stride[o][d]);
         if (plan.tile) look(plan.through[o] ? plan.along[o] : plan.across[o]);
+        if (plan.tile) look(plan.through[o] ? plan.far_along[o] : plan.far_across[o]);
         CHECK(all && !twice);
         CHECK(alignment_of(plan, o, reinterpret_cast<void *>(uintptr_t{2})) == std::min(alignment, 2));
     }
 }
 
 void test_plans() {
-    int tiles = 0;
+    int tiles = 0, splits = 0;
     for (int round = 0; round < 1500; ++round) {
         const int n = static_cast<int>(pick(2, 3)), size = 1 << pick(0, 4), ndim = static_cast<int>(pick(0, 4));
         InfiniOperand operands[3] = {};
@@ -239,8 +248,9 @@ void test_plans() {
         reduce_dims(operands, n);
         test_plan(operands, n, size);
         tiles += plan_map(operands, n, size).tile;
+        splits += plan_map(operands, n, size).split();
     }
-    CHECK(tiles > 40); // the rounds had them
+    CHECK(tiles > 40 && splits > 4); // the rounds had them
 }
 
 } // namespace

@@ -90,6 +90,7 @@ size_t size_of(infiniDtype_t dtype) {
     case INFINI_DTYPE_U16: return 2;
     case INFINI_DTYPE_F32: return 4;
     case INFINI_DTYPE_F64:
+    case INFINI_DTYPE_C64:
     case INFINI_DTYPE_I64: return 8;
     default: return 16; // C128
     }
@@ -448,6 +449,19 @@ void test_norm() {
 
 /* ---- rearrange ------------------------------------------------------------------------------------------------------- */
 
+/** What lies in x is in y afterwards, bit by bit, and nothing else is. */
+void test_rearrange_of(Operand &y, Operand &x) {
+    for (unsigned char &byte : x.memory) byte = static_cast<unsigned char>(pick(0, 255)); // NaNs too
+    std::vector<unsigned char> after = y.memory;
+    for (size_t i = 0; i < x.count(); ++i)
+        std::memcpy(after.data() + y.offset(i), x.memory.data() + x.offset(i), size_of(y.dtype));
+    infiniopRearrangeDescriptor_t desc = nullptr;
+    CHECK(ok(infiniopCreateRearrangeDescriptor(handle, &desc, y.descriptor, x.descriptor)));
+    CHECK(ok(infiniopRearrange(desc, y.data(), x.data(), nullptr)) && y.fetch());
+    CHECK(ok(infiniopDestroyRearrangeDescriptor(desc)));
+    CHECK(y.memory == after);
+}
+
 void test_rearrange() {
     const Shape shapes[] = {{1}, {130}, {7, 19}, {66, 70}, {3, 5, 33}, {2, 3, 4, 5}};
     for (infiniDtype_t dtype :
@@ -459,16 +473,37 @@ void test_rearrange() {
                     // A complex number is aligned like its parts.
                     const ptrdiff_t skew = dtype == INFINI_DTYPE_C128 ? 8 * pick(0, 1) : 0;
                     Operand y(dtype, shape, layout_y, skew), x(dtype, shape, layout_x, 8 * pick(0, 1) * (skew != 0));
-                    for (unsigned char &byte : x.memory) byte = static_cast<unsigned char>(pick(0, 255)); // NaNs too
-                    std::vector<unsigned char> after = y.memory;
-                    for (size_t i = 0; i < x.count(); ++i)
-                        std::memcpy(after.data() + y.offset(i), x.memory.data() + x.offset(i), size_of(dtype));
-                    infiniopRearrangeDescriptor_t desc = nullptr;
-                    CHECK(ok(infiniopCreateRearrangeDescriptor(handle, &desc, y.descriptor, x.descriptor)));
-                    CHECK(ok(infiniopRearrange(desc, y.data(), x.data(), nullptr)) && y.fetch());
-                    CHECK(ok(infiniopDestroyRearrangeDescriptor(desc)));
-                    CHECK(y.memory == after);
+                    test_rearrange_of(y, x);
                 }
+}
+
+/** Transposes of many tiles of a device, at its edges and within, aligned and not; with sides of one dimension and of two. */
+void test_transposes() {
+    const Shape shapes[] = {{395, 403}, {512, 520}, {70, 96}, {6, 5, 9, 7, 10}};
+    for (infiniDtype_t dtype :
+         {INFINI_DTYPE_I8, INFINI_DTYPE_BF16, INFINI_DTYPE_F32, INFINI_DTYPE_I64, INFINI_DTYPE_C64, INFINI_DTYPE_C128})
+        for (const Shape &shape : shapes) {
+            const auto step = static_cast<ptrdiff_t>(size_of(dtype) /
+                                                     (dtype == INFINI_DTYPE_C64 || dtype == INFINI_DTYPE_C128 ? 2 : 1));
+            for (ptrdiff_t skew_y : {ptrdiff_t{0}, step, 3 * step})
+                for (ptrdiff_t skew_x : {ptrdiff_t{0}, step, 2 * step}) {
+                    if (skipped()) continue;
+                    Operand y(dtype, shape, kCompact, skew_y), x(dtype, shape, kTransposed, skew_x);
+                    test_rearrange_of(y, x);
+                }
+        }
+    for (infiniDtype_t dtype : {INFINI_DTYPE_I8, INFINI_DTYPE_F16, INFINI_DTYPE_F32, INFINI_DTYPE_F64})
+        for (const Shape &shape : {shapes[0], shapes[1], shapes[2]})
+            for (Layout layout_b : kInputs) {
+                if (skipped()) continue;
+                Operand c(dtype, shape, kCompact), a(dtype, shape, kTransposed), b(dtype, shape, layout_b);
+                a.fill(9), b.fill(9);
+                std::vector<double> sums = a.values();
+                const std::vector<double> others = b.values();
+                for (size_t i = 0; i < sums.size(); ++i) sums[i] += others[i];
+                const std::vector<unsigned char> after = c.memory_with(sums);
+                CHECK(run_elementwise(kAdd, c, a, b) && c.memory == after);
+            }
 }
 
 /* ---- the caller's floating-point environment ------------------------------------------------------------------------- */
@@ -517,6 +552,7 @@ int main(int n, char **arguments) {
     test_rounding();
     test_norm();
     test_rearrange();
+    test_transposes();
     if (device == INFINI_DEVICE_CPU) {
         test_threads();
         test_environment();

@@ -11,6 +11,7 @@
 #include "cuda/fast_div.h"
 #include "cuda/launch.h"
 #include "cuda/map_plan.h"
+#include "cuda/unit_math.h"
 
 namespace infini::cuda {
 
@@ -65,38 +66,52 @@ INFINI_DEVICE void find_row(const NormParams<T, W> &p, int64_t row, T *(&at)[kOp
 
 /** V elements, in loads of at most 16 bytes. */
 template <int V, class T, class Ctx>
-INFINI_DEVICE Pack<T, V> read(Ctx &ctx, const T *from) {
+INFINI_DEVICE Chunk<T, V> read(Ctx &ctx, const T *from) {
     constexpr int kBytes = V * static_cast<int>(sizeof(T)), kPieces = kBytes > kVectorBytes ? kBytes / kVectorBytes : 1;
     constexpr int kEach = V / kPieces;
-    Pack<T, V> x;
+    Chunk<T, V> x;
     INFINI_UNROLL
     for (int piece = 0; piece < kPieces; ++piece) {
-        const auto part = load<T, kEach>(ctx, from + piece * kEach);
+        const auto part = load_chunk<T, kEach>(ctx, from + piece * kEach);
         INFINI_UNROLL
-        for (int e = 0; e < kEach; ++e) x.at[piece * kEach + e] = part.at[e];
+        for (int u = 0; u < part.kUnits; ++u) x.unit[piece * part.kUnits + u] = part.unit[u];
     }
     return x;
 }
 
+template <class T, int V>
+INFINI_DEVICE Acc<T> element(const Chunk<T, V> &x, int e) {
+    return widen(element_of<T>(x.unit[e / kPerUnit<T>], e % kPerUnit<T>));
+}
+
 /** a + b, rounded, and the sum of its squares added to `sum`. */
 template <int V, class T>
-INFINI_DEVICE Pack<T, V> add_up(const Pack<T, V> &a, const Pack<T, V> &b, Acc<T> &sum) {
-    Pack<T, V> residual;
+INFINI_DEVICE Chunk<T, V> add_up(const Chunk<T, V> &a, const Chunk<T, V> &b, Acc<T> &sum) {
+    Chunk<T, V> residual;
+    INFINI_UNROLL
+    for (int u = 0; u < residual.kUnits; ++u) residual.unit[u] = UnitsOf<AddOf, T>::apply(a.unit[u], b.unit[u]);
     INFINI_UNROLL
     for (int e = 0; e < V; ++e) {
-        residual.at[e] = round_to<T>(widen(a.at[e]) + widen(b.at[e]));
-        const Acc<T> r = widen(residual.at[e]);
+        const Acc<T> r = element(residual, e);
         sum = fused(r, r, sum);
     }
     return residual;
 }
 
 template <int V, class T, class W>
-INFINI_DEVICE Pack<T, V> normalize(const Pack<T, V> &residual, Acc<T> scale, const Pack<W, V> &weight) {
-    Pack<T, V> y;
+INFINI_DEVICE Chunk<T, V> normalize(const Chunk<T, V> &residual, Acc<T> scale, const Chunk<W, V> &weight) {
+    constexpr int kEach = V < kPerUnit<T> ? V : kPerUnit<T>;
+    Chunk<T, V> y;
     INFINI_UNROLL
-    for (int e = 0; e < V; ++e)
-        y.at[e] = round_to<T>(widen(residual.at[e]) * scale * static_cast<Acc<T>>(widen(weight.at[e])));
+    for (int u = 0; u < y.kUnits; ++u) {
+        Acc<T> x[kPerUnit<T>] = {};
+        INFINI_UNROLL
+        for (int i = 0; i < kEach; ++i) {
+            const int e = u * kPerUnit<T> + i;
+            x[i] = element(residual, e) * scale * static_cast<Acc<T>>(element(weight, e));
+        }
+        y.unit[u] = round_unit<T>(x);
+    }
     return y;
 }
 
@@ -123,8 +138,8 @@ struct KeptRow {
         T *at[kOperands];
         find_row(p, row, at);
         const int thread = ctx.thread() % kRowThreads;
-        Pack<T, V> residual[kVectors] = {}, b[kVectors] = {};
-        Pack<W, V> weight[kVectors];
+        Chunk<T, V> residual[kVectors] = {}, b[kVectors] = {};
+        Chunk<W, V> weight[kVectors];
         const auto start = [&](int v) { return static_cast<int64_t>(thread + v * kRowThreads) * V; };
         INFINI_UNROLL
         for (int v = 0; v < kVectors; ++v) {
@@ -136,15 +151,17 @@ struct KeptRow {
         Acc<T> sum = 0;
         INFINI_UNROLL
         for (int v = 0; v < kVectors; ++v) {
-            residual[v] = add_up(residual[v], b[v], sum);
-            if (start(v) < p.row_length) store<T, V>(ctx, at[kResidual] + start(v), residual[v]);
+            residual[v] = add_up<V, T>(residual[v], b[v], sum);
+            if (start(v) < p.row_length) store_chunk<T, V>(ctx, at[kResidual] + start(v), residual[v]);
+            INFINI_UNROLL
+            for (int u = 0; u < residual[v].kUnits; ++u) forget_origin(residual[v].unit[u]);
         }
         const Acc<T> scale = scale_of(p, Team::sum(ctx, sum));
         INFINI_UNROLL
         for (int v = 0; v < kVectors; ++v) {
             if (start(v) >= p.row_length) continue;
             if (!kEarlyWeight) weight[v] = read<V>(ctx, p.weight + start(v));
-            store<T, V>(ctx, at[kY] + start(v), normalize(residual[v], scale, weight[v]));
+            store_chunk<T, V>(ctx, at[kY] + start(v), normalize<V, T, W>(residual[v], scale, weight[v]));
         }
     }
 };
@@ -167,12 +184,13 @@ struct ReadRow {
         const int64_t first = static_cast<int64_t>(ctx.thread() % kRowThreads) * V, step = int64_t{kRowThreads} * V;
         Acc<T> sum = 0;
         for (int64_t start = first; start < p.row_length; start += step)
-            store<T, V>(ctx, at[kResidual] + start,
-                        add_up(read<V>(ctx, at[kA] + start), read<V>(ctx, at[kB] + start), sum));
+            store_chunk<T, V>(ctx, at[kResidual] + start,
+                              add_up<V, T>(read<V>(ctx, at[kA] + start), read<V>(ctx, at[kB] + start), sum));
         const Acc<T> scale = scale_of(p, Team::sum(ctx, sum));
         for (int64_t start = first; start < p.row_length; start += step)
-            store<T, V>(ctx, at[kY] + start,
-                        normalize(read<V>(ctx, at[kResidual] + start), scale, read<V>(ctx, p.weight + start)));
+            store_chunk<T, V>(ctx, at[kY] + start,
+                              normalize<V, T, W>(read<V>(ctx, static_cast<const T *>(at[kResidual]) + start), scale,
+                                                 read<V>(ctx, p.weight + start)));
     }
 };
 

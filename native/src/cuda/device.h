@@ -149,6 +149,125 @@ INFINI_DEVICE void store(Ctx &ctx, T *p, const Pack<T, N> &x) {
     }
 }
 
+/* ---- units --------------------------------------------------------------------------------------------------------- */
+
+/** A register that elements share: of 4 bytes, the first element in its lowest bits, or of one element that is larger. */
+template <class T>
+using Unit = Word<(sizeof(T) < 4 ? 4 : static_cast<int>(sizeof(T)))>;
+template <class T>
+constexpr int kPerUnit = static_cast<int>(sizeof(Unit<T>) / sizeof(T));
+
+/** N neighbours in units. What they leave of the last one is 0. */
+template <class T, int N>
+struct Chunk {
+    static constexpr int kUnits = N > kPerUnit<T> ? N / kPerUnit<T> : 1;
+    Unit<T> unit[kUnits];
+};
+
+/** An element as the first of a unit. */
+template <class T>
+INFINI_DEVICE Unit<T> unit_of(const T &x) {
+    return bits_as<Word<static_cast<int>(sizeof(T))>>(x);
+}
+/** Element i of a unit; i is known when this is compiled. */
+template <class T>
+INFINI_DEVICE T element_of(const Unit<T> &unit, int i) {
+    if constexpr (kPerUnit<T> == 1)
+        return bits_as<T>(unit);
+    else
+        return bits_as<T>(static_cast<Word<static_cast<int>(sizeof(T))>>(unit >> (8 * sizeof(T) * i)));
+}
+/** Makes x the element i of a unit in which that is 0. */
+template <class T>
+INFINI_DEVICE void put_element(Unit<T> &unit, int i, const T &x) {
+    if constexpr (kPerUnit<T> == 1)
+        unit = unit_of(x);
+    else
+        unit |= unit_of(x) << (8 * sizeof(T) * i);
+}
+
+template <class T, int N, class Ctx>
+INFINI_DEVICE Chunk<T, N> load_chunk(Ctx &ctx, const T *p) {
+    if constexpr (N == 1)
+        return {{unit_of(load<T, 1>(ctx, p).at[0])}};
+    else if constexpr (N < kPerUnit<T>)
+        return {{ctx.template load<sizeof(T) * N>(p)}};
+    else
+        return bits_as<Chunk<T, N>>(ctx.template load<sizeof(T) * N>(p));
+}
+template <class T, int N, class Ctx>
+INFINI_DEVICE void store_chunk(Ctx &ctx, T *p, const Chunk<T, N> &x) {
+    if constexpr (N == 1)
+        store<T, 1>(ctx, p, {{element_of<T>(x.unit[0], 0)}});
+    else if constexpr (N < kPerUnit<T>)
+        ctx.store(p, static_cast<Word<static_cast<int>(sizeof(T)) * N>>(x.unit[0]));
+    else
+        ctx.store(p, bits_as<Word<static_cast<int>(sizeof(T)) * N>>(x));
+}
+/** The first `count` of N elements from p on, `step` apart; the others are 0 and are not read. */
+template <class T, int N, class Ctx>
+INFINI_DEVICE Chunk<T, N> load_elements(Ctx &ctx, const T *p, int64_t step, int count) {
+    Chunk<T, N> x{};
+    INFINI_UNROLL
+    for (int e = 0; e < N; ++e)
+        if (e < count) put_element(x.unit[e / kPerUnit<T>], e % kPerUnit<T>, load<T, 1>(ctx, p + e * step).at[0]);
+    return x;
+}
+/** Writes the first `count` of N elements side by side. */
+template <class T, int N, class Ctx>
+INFINI_DEVICE void store_elements(Ctx &ctx, T *p, const Chunk<T, N> &x, int count) {
+    INFINI_UNROLL
+    for (int e = 0; e < N; ++e)
+        if (e < count) store<T, 1>(ctx, p + e, {{element_of<T>(x.unit[e / kPerUnit<T>], e % kPerUnit<T>)}});
+}
+/** N times the same element. */
+template <class T, int N>
+INFINI_DEVICE Chunk<T, N> repeat(const T &one) {
+    Unit<T> unit = unit_of(one);
+    if constexpr (kPerUnit<T> > 1 && N > 1) unit *= sizeof(T) == 1 ? 0x01010101u : 0x00010001u;
+    Chunk<T, N> x;
+    INFINI_UNROLL
+    for (int u = 0; u < Chunk<T, N>::kUnits; ++u) x.unit[u] = unit;
+    return x;
+}
+
+/** The compiler is not to remember what a unit is made from: else it keeps that in registers, which are more. */
+template <class U>
+INFINI_DEVICE void forget_origin([[maybe_unused]] U &unit) {
+#ifdef __CUDACC__
+    if constexpr (sizeof(U) == 4) asm volatile("" : "+r"(unit));
+#endif
+}
+
+/** Four bytes of the eight of a and b; which ones, from the first on, the four bits each of `which` say. */
+#ifdef __CUDACC__
+INFINI_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) { return __byte_perm(a, b, which); }
+#else
+inline uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) {
+    uint32_t picked = 0;
+    for (int i = 0; i < 4; ++i)
+        picked |= static_cast<uint32_t>((uint64_t{b} << 32 | a) >> (8 * (which >> (4 * i) & 7)) & 0xff) << (8 * i);
+    return picked;
+}
+#endif
+
+/** Transposes as many units as a unit has elements: element i of unit j becomes element j of unit i. */
+template <class T>
+INFINI_DEVICE void transpose(Unit<T> *x) {
+    if constexpr (kPerUnit<T> == 2) {
+        const uint32_t a = x[0], b = x[1];
+        x[0] = pick_bytes(a, b, 0x5410);
+        x[1] = pick_bytes(a, b, 0x7632);
+    } else if constexpr (kPerUnit<T> == 4) {
+        const uint32_t low_ab = pick_bytes(x[0], x[1], 0x5140), high_ab = pick_bytes(x[0], x[1], 0x7362);
+        const uint32_t low_cd = pick_bytes(x[2], x[3], 0x5140), high_cd = pick_bytes(x[2], x[3], 0x7362);
+        x[0] = pick_bytes(low_ab, low_cd, 0x5410);
+        x[1] = pick_bytes(low_ab, low_cd, 0x7632);
+        x[2] = pick_bytes(high_ab, high_cd, 0x5410);
+        x[3] = pick_bytes(high_ab, high_cd, 0x7632);
+    }
+}
+
 /* ---- sums ---------------------------------------------------------------------------------------------------------- */
 
 constexpr int kWarp = 32;

@@ -1,49 +1,18 @@
 /* add, mul and their relatives on NVIDIA devices. */
 #include "core/binary_ops.h"
 #include "cuda/map.h"
+#include "cuda/unit_math.h"
 
 namespace infini::cuda {
 
 namespace {
-
-/* Sums and products of two elements, rounded once: those of F16 and BF16 are computed in F32, whose digits are enough that rounding
- * twice is rounding once. Integers wrap around, which is the same for signed ones. */
-struct AddOf {
-    template <class A>
-    static INFINI_DEVICE A apply(A a, A b) {
-        return a + b;
-    }
-};
-struct MulOf {
-    template <class A>
-    static INFINI_DEVICE A apply(A a, A b) {
-        return a * b;
-    }
-};
-
-/** Small integers are computed in `unsigned`, in which no product is undefined. */
-template <class T>
-struct Operation {
-    using Type = Acc<T>;
-};
-template <>
-struct Operation<uint8_t> {
-    using Type = uint32_t;
-};
-template <>
-struct Operation<uint16_t> {
-    using Type = uint32_t;
-};
 
 template <class Op, class T>
 struct Binary {
     using Element = T;
     static constexpr int kInputs = 2;
     [[maybe_unused]] static constexpr bool kAnyWidth = false;
-    static INFINI_DEVICE T apply(const T *in) {
-        using A = typename Operation<T>::Type;
-        return round_to<T>(static_cast<Acc<T>>(Op::template apply<A>(widen(in[0]), widen(in[1]))));
-    }
+    static INFINI_DEVICE Unit<T> apply(const Unit<T> *in) { return UnitsOf<Op, T>::apply(in[0], in[1]); }
 };
 
 template <class Op>

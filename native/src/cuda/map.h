@@ -4,11 +4,13 @@
  *          using Element = f16;                      // of every operand
  *          static constexpr int kInputs = 2;
  *          static constexpr bool kAnyWidth = false;  // true: loads of 8, 4 and 2 bytes, too, where 16 are not aligned
- *          static INFINI_DEVICE Element apply(const Element *in);
+ *          static INFINI_DEVICE Unit<Element> apply(const Unit<Element> *in);
  *      };
  *
- *  They are bound by memory. A thread has 64 bytes of loads in flight before it uses the first, so that 2048 threads of a
- *  multiprocessor have 128 KiB: several times bandwidth times latency of the devices of today. */
+ *  They are bound by memory, if they do not spend an instruction on each byte: so elements stay in the registers they came in, and
+ *  blocks that are not at an edge ask for none. A thread has 32 bytes of loads in flight before it uses the first, so that 2048
+ *  threads of a multiprocessor have 64 KiB: twice bandwidth times latency of the devices of today. (On an H200, 16 more were
+ *  slower: by 1 % of large operands, by 15 % of a million elements.) */
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -23,8 +25,80 @@
 namespace infini::cuda {
 
 constexpr int loads_in_flight(int bytes_per_load) {
-    return bytes_per_load >= 64 ? 1 : bytes_per_load >= 16 ? 64 / bytes_per_load : 4;
+    return bytes_per_load >= 32 ? 1 : bytes_per_load >= 8 ? 32 / bytes_per_load : 4;
 }
+
+/** f of chunks. */
+template <class Map, int N>
+INFINI_DEVICE Chunk<typename Map::Element, N> apply(const Chunk<typename Map::Element, N> (&in)[Map::kInputs]) {
+    Chunk<typename Map::Element, N> y;
+    INFINI_UNROLL
+    for (int u = 0; u < y.kUnits; ++u) {
+        Unit<typename Map::Element> one[Map::kInputs];
+        INFINI_UNROLL
+        for (int i = 0; i < Map::kInputs; ++i) one[i] = in[i].unit[u];
+        y.unit[u] = Map::apply(one);
+    }
+    return y;
+}
+
+/** All that there is is one row: V elements at once of operands that are contiguous, or constant. */
+template <class Map, int V>
+struct RunKernel {
+    using T = typename Map::Element;
+    static constexpr int kOperands = 1 + Map::kInputs, kVector = V;
+    static constexpr int kThreads = 256;
+    static constexpr int kUnroll = loads_in_flight(Map::kInputs * V * static_cast<int>(sizeof(T)));
+    static constexpr int kBlockVectors = kThreads * kUnroll;
+
+    struct Params {
+        T *base[kOperands];
+        uint32_t length; // in elements
+        bool constant[kOperands];
+    };
+
+    template <class Ctx>
+    static INFINI_DEVICE void run(Ctx &ctx, const Params &p) {
+        const uint32_t first = (ctx.block() * kBlockVectors + static_cast<uint32_t>(ctx.thread())) * V;
+        if ((ctx.block() + 1) * (kBlockVectors * V) <= p.length)
+            vectors<true>(ctx, p, first);
+        else
+            vectors<false>(ctx, p, first);
+    }
+
+private:
+    template <bool Whole, class Ctx>
+    static INFINI_DEVICE void vectors(Ctx &ctx, const Params &p, uint32_t first) {
+        Chunk<T, V> x[kUnroll][Map::kInputs];
+        const auto start = [&](int u) { return first + static_cast<uint32_t>(u * kThreads * V); };
+        const auto count = [&](int u) {
+            return Whole || start(u) + V <= p.length ? V
+                   : start(u) < p.length             ? static_cast<int>(p.length - start(u))
+                                                     : 0;
+        };
+        INFINI_UNROLL
+        for (int u = 0; u < kUnroll; ++u) {
+            INFINI_UNROLL
+            for (int i = 0; i < Map::kInputs; ++i) {
+                const T *const in = p.base[i + 1] + start(u);
+                if (p.constant[i + 1])
+                    x[u][i] = repeat<T, V>(load<T, 1>(ctx, p.base[i + 1]).at[0]);
+                else if (Whole || count(u) == V)
+                    x[u][i] = load_chunk<T, V>(ctx, in);
+                else
+                    x[u][i] = load_elements<T, V>(ctx, in, 1, count(u));
+            }
+        }
+        INFINI_UNROLL
+        for (int u = 0; u < kUnroll; ++u) {
+            T *const out = p.base[0] + start(u);
+            if (Whole || count(u) == V)
+                store_chunk<T, V>(ctx, out, apply<Map, V>(x[u]));
+            else
+                store_elements<T, V>(ctx, out, apply<Map, V>(x[u]), count(u));
+        }
+    }
+};
 
 /** V elements of a row at once. */
 template <class Map, int V>
@@ -46,186 +120,364 @@ struct RowsKernel {
 
     template <class Ctx>
     static INFINI_DEVICE void run(Ctx &ctx, const Params &p) {
+        if ((ctx.block() + 1) * kBlockVectors <= p.vectors && p.row_length % V == 0)
+            vectors<true>(ctx, p);
+        else
+            vectors<false>(ctx, p);
+    }
+
+private:
+    template <bool Whole, class Ctx>
+    static INFINI_DEVICE void vectors(Ctx &ctx, const Params &p) {
         const uint32_t first = ctx.block() * kBlockVectors + static_cast<uint32_t>(ctx.thread());
-        Pack<T, V> x[kUnroll][Map::kInputs];
+        Chunk<T, V> x[kUnroll][Map::kInputs];
         T *out[kUnroll];
         int count[kUnroll]; // of elements in the vector; fewer than V at the end of a row
         INFINI_UNROLL
         for (int u = 0; u < kUnroll; ++u) {
             const uint32_t vector = first + static_cast<uint32_t>(u * kThreads);
-            count[u] = 0;
-            if (vector >= p.vectors) continue;
-            uint32_t column = vector;
-            int64_t at[kOperands] = {};
-            if (p.outer > 0) {
-                const uint32_t row = p.vectors_per_row.divide(vector);
-                column = vector - row * p.vectors_per_row.divisor;
-                add_row(row, p.outer, p.size, p.stride, at);
-            }
-            const uint32_t start = column * V;
-            count[u] = p.row_length - start < V ? static_cast<int>(p.row_length - start) : V;
-            out[u] = p.base[0] + at[0] + static_cast<int64_t>(start) * p.along[0];
+            count[u] = Whole ? V : 0;
+            if (!Whole && vector >= p.vectors) continue;
+            const uint32_t row = p.vectors_per_row.divide(vector),
+                           start = (vector - row * p.vectors_per_row.divisor) * V;
+            int64_t at[kOperands];
+            INFINI_UNROLL
+            for (int i = 0; i < kOperands; ++i) at[i] = static_cast<int64_t>(start) * p.along[i];
+            add_row(row, p.outer, p.size, p.stride, at);
+            if (!Whole) count[u] = p.row_length - start < V ? static_cast<int>(p.row_length - start) : V;
+            out[u] = p.base[0] + at[0];
             INFINI_UNROLL
             for (int i = 0; i < Map::kInputs; ++i) {
-                const T *in = p.base[i + 1] + at[i + 1] + static_cast<int64_t>(start) * p.along[i + 1];
-                read(ctx, x[u][i], in, p.along[i + 1], count[u]);
+                const T *const in = p.base[i + 1] + at[i + 1];
+                if (V == 1 || p.along[i + 1] == 0)
+                    x[u][i] = repeat<T, V>(load<T, 1>(ctx, in).at[0]);
+                else if (Whole || count[u] == V)
+                    x[u][i] = load_chunk<T, V>(ctx, in);
+                else
+                    x[u][i] = load_elements<T, V>(ctx, in, 1, count[u]);
             }
         }
         INFINI_UNROLL
         for (int u = 0; u < kUnroll; ++u) {
-            Pack<T, V> y;
-            INFINI_UNROLL
-            for (int e = 0; e < V; ++e) {
-                T in[Map::kInputs];
-                INFINI_UNROLL
-                for (int i = 0; i < Map::kInputs; ++i) in[i] = x[u][i].at[e];
-                y.at[e] = Map::apply(in);
-            }
-            if (count[u] == V) {
-                store<T, V>(ctx, out[u], y);
-            } else {
-                INFINI_UNROLL
-                for (int e = 0; e < V; ++e)
-                    if (e < count[u]) store<T, 1>(ctx, out[u] + e, {y.at[e]});
-            }
-        }
-    }
-
-private:
-    template <class Ctx>
-    static INFINI_DEVICE void read(Ctx &ctx, Pack<T, V> &x, const T *in, int64_t along, int count) {
-        if (V == 1 || along == 0) {
-            const T one = load<T, 1>(ctx, in).at[0];
-            INFINI_UNROLL
-            for (int e = 0; e < V; ++e) x.at[e] = one;
-        } else if (count == V) {
-            x = load<T, V>(ctx, in);
-        } else {
-            INFINI_UNROLL
-            for (int e = 0; e < V; ++e) x.at[e] = e < count ? load<T, 1>(ctx, in + e).at[0] : T{};
+            if (Whole || count[u] == V)
+                store_chunk<T, V>(ctx, out[u], apply<Map, V>(x[u]));
+            else if (count[u] > 0)
+                store_elements<T, V>(ctx, out[u], apply<Map, V>(x[u]), count[u]);
         }
     }
 };
 
-/** Squares of 32 by 32 words, each of P elements. An input that is contiguous along y is read by words along y; P by P elements are
- *  transposed in a thread's registers and written to shared memory as words along x. There the word of column c in the rows of lane l
- *  stands at (c + l) mod 32: lanes meet in no bank, neither when they write a column nor when they read a row. */
-template <class Map>
-struct TileKernel {
+/** What kernels of tiles are told. Sides of `x` by `y`; each may be two dimensions, of which the inner one has x_inner (y_inner). */
+template <class T, int kOperands>
+struct TileParams {
+    T *base[kOperands];
+    int64_t x, y;
+    FastDiv<uint32_t> tiles_x, tiles_y, x_inner, y_inner;
+    int outer;
+    FastDiv<uint32_t> size[kMapOuter];
+    int64_t along[kOperands], across[kOperands], far_along[kOperands], far_across[kOperands];
+    int64_t stride[kOperands][kMapOuter];
+    bool through[kOperands];
+    uint8_t alignment[kOperands]; // bytes, of an operand's contiguous lines
+};
+
+/** A block's tile: where its lines are, and how much of its `side` by `side` elements there are. Lines are contiguous, along y of an
+ *  operand that goes through shared memory, else along x. Split: where a side is two dimensions. */
+template <class T, int kOperands, bool Split>
+class TilePart {
+public:
+    INFINI_DEVICE TilePart(const TileParams<T, kOperands> &params, uint32_t block, int side) : p(params) {
+        const uint32_t line = p.tiles_x.divide(block), batch = p.tiles_y.divide(line);
+        x0_ = (block - line * p.tiles_x.divisor) * static_cast<uint32_t>(side);
+        y0_ = (line - batch * p.tiles_y.divisor) * static_cast<uint32_t>(side);
+        INFINI_UNROLL
+        for (int i = 0; i < kOperands; ++i) {
+            base_[i] = p.base[i];
+            if (!Split) base_[i] += x0_ * p.along[i] + y0_ * p.across[i];
+        }
+        add_row(batch, p.outer, p.size, p.stride, base_);
+        width = p.x - x0_ < side ? static_cast<int>(p.x - x0_) : side;
+        height = p.y - y0_ < side ? static_cast<int>(p.y - y0_) : side;
+    }
+
+    /** Where column (row) i of the tile begins in an operand that goes through shared memory (in another). */
+    INFINI_DEVICE T *column(int operand, int i) const {
+        if (!Split) return base_[operand] + i * p.along[operand];
+        const uint32_t x = x0_ + static_cast<uint32_t>(i), far = p.x_inner.divide(x);
+        return base_[operand] + y0_ + (x - far * p.x_inner.divisor) * p.along[operand] + far * p.far_along[operand];
+    }
+    INFINI_DEVICE T *row(int operand, int i) const {
+        if (!Split) return base_[operand] + i * p.across[operand];
+        const uint32_t y = y0_ + static_cast<uint32_t>(i), far = p.y_inner.divide(y);
+        return base_[operand] + x0_ + (y - far * p.y_inner.divisor) * p.across[operand] + far * p.far_across[operand];
+    }
+    /** Are there as many elements before the tile in its columns, and behind it? */
+    INFINI_DEVICE bool inside(int elements) const {
+        return y0_ >= static_cast<uint32_t>(elements) && y0_ + height + elements <= p.y;
+    }
+
+    const TileParams<T, kOperands> &p;
+    int width, height;
+
+private:
+    T *base_[kOperands];
+    uint32_t x0_, y0_;
+};
+
+INFINI_DEVICE int at_most(int n, int most) { return n < most ? n : most; }
+
+/** `count` of N elements, `step` apart; the others are 0. Lines that begin at a multiple of `alignment` bytes do so in memory. */
+template <class T, int N, bool Whole, class Ctx>
+INFINI_DEVICE Chunk<T, N> read_line(Ctx &ctx, const T *from, int64_t step, int alignment, int count) {
+    if ((Whole || count == N) && step == 1 && alignment >= N * static_cast<int>(sizeof(T)))
+        return load_chunk<T, N>(ctx, from);
+    return load_elements<T, N>(ctx, from, step, Whole ? N : count);
+}
+
+/** A unit of small elements that need not be aligned to it, where a line goes on before and behind it. */
+template <class T, class Ctx>
+INFINI_DEVICE Chunk<T, kPerUnit<T>> read_inside(Ctx &ctx, const T *from) {
+    const auto bits = reinterpret_cast<uintptr_t>(from);
+    const auto shift = static_cast<uint32_t>(bits % sizeof(uint32_t));
+    const auto *const word = reinterpret_cast<const uint32_t *>(bits - shift);
+    const uint32_t first = ctx.template load<4>(word), second = ctx.template load<4>(word + 1);
+    return {{pick_bytes(first, second, 0x3210u + 0x1111u * shift)}};
+}
+/** A warp's units, side by side, that need not be aligned: each lane but the first writes a word that is, of what its neighbour has and
+ *  what it has itself; what is before and behind these is written in bytes. */
+template <class T, class Ctx>
+INFINI_DEVICE void write_units(Ctx &ctx, T *to, int lane, const Chunk<T, kPerUnit<T>> &x) {
+    auto *const bytes = reinterpret_cast<uint8_t *>(to);
+    const auto shift = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(to) % sizeof(uint32_t)); // of all lanes
+    if (shift == 0) return store_chunk<T, kPerUnit<T>>(ctx, to, x);
+    const uint32_t before = ctx.shuffle(x.unit[0], lane == 0 ? 0 : lane - 1);
+    if (lane > 0) ctx.store(bytes - shift, pick_bytes(before, x.unit[0], 0x7654u - 0x1111u * shift));
+    INFINI_UNROLL
+    for (uint32_t i = 0; i < sizeof(uint32_t); ++i)
+        if (lane == (i < sizeof(uint32_t) - shift ? 0 : kWarp - 1))
+            ctx.store(bytes + i, static_cast<uint8_t>(x.unit[0] >> (8 * i)));
+}
+
+/** Squares of 32 by 32 units, or of 64 by 64 where that takes no more than 256 bytes along a side. An input that is contiguous along y is
+ *  read by units along y; as many by as many elements as a unit has are transposed in a thread's registers and written to shared memory
+ *  as units along x. There the unit of column c in the rows of unit l stands at c + l, modulo the units of a row: lanes meet in no bank,
+ *  neither when they write a column nor when they read a row. */
+template <class Map, bool Split>
+struct UnitTileKernel {
     using T = typename Map::Element;
     static constexpr int kOperands = 1 + Map::kInputs;
     static constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-    static constexpr int kWordBytes = sizeof(T) < 4 ? 4 : static_cast<int>(sizeof(T));
-    static constexpr int kP = kWordBytes / static_cast<int>(sizeof(T)), kSide = kWarp * kP;
-    static constexpr int kGroups = kWarp / kWarps; // of P columns, for each warp
-    static constexpr size_t kTileBytes = static_cast<size_t>(kSide) * kWarp * kWordBytes;
-    static_assert(kSide == tile_side(sizeof(T)), "the planner's tile");
-    using W = Word<kWordBytes>;
-    using Elements = Pack<T, kP>;
-
-    struct Params {
-        T *base[kOperands];
-        int64_t x, y;
-        FastDiv<uint32_t> tiles_x, tiles_y;
-        int outer;
-        FastDiv<uint32_t> size[kMapOuter];
-        int64_t along[kOperands], across[kOperands], stride[kOperands][kMapOuter];
-        bool through[kOperands], words[kOperands]; // words: P elements at once are aligned
-    };
+    static constexpr int P = kPerUnit<T>, kSide = tile_side(sizeof(T)), kUnits = kSide / P, kParts = kUnits / kWarp;
+    static constexpr int kBlocks = 3; // 80 registers a thread
+    static constexpr size_t kTileBytes = static_cast<size_t>(kSide) * kUnits * sizeof(Unit<T>);
+    using Params = TileParams<T, kOperands>;
+    using Part = TilePart<T, kOperands, Split>;
 
     template <class Ctx>
     static INFINI_DEVICE void run(Ctx &ctx, const Params &p) {
-        const uint32_t line = p.tiles_x.divide(ctx.block()), batch = p.tiles_y.divide(line);
-        const int64_t x0 = static_cast<int64_t>(ctx.block() - line * p.tiles_x.divisor) * kSide;
-        const int64_t y0 = static_cast<int64_t>(line - batch * p.tiles_y.divisor) * kSide;
-        T *base[kOperands];
-        INFINI_UNROLL
-        for (int i = 0; i < kOperands; ++i) base[i] = p.base[i] + x0 * p.along[i] + y0 * p.across[i];
-        add_row(batch, p.outer, p.size, p.stride, base);
-        const auto left = [](int64_t n) { return n < kSide ? static_cast<int>(n) : kSide; };
-        const int width = left(p.x - x0), height = left(p.y - y0);
-        const int lane = ctx.thread() % kWarp, warp = ctx.thread() / kWarp;
-        W *const tiles = ctx.template shared<W>();
+        const Part part(p, ctx.block(), kSide);
+        if (part.width != kSide || part.height != kSide)
+            tile<kPartial>(ctx, part);
+        else if (P > 1 && part.inside(P))
+            tile<kInside>(ctx, part);
+        else
+            tile<kWhole>(ctx, part);
+    }
 
+private:
+    enum Extent { kPartial, kWhole, kInside };
+
+    template <Extent E, class Ctx>
+    static INFINI_DEVICE void tile(Ctx &ctx, const Part &part) {
+        const Params &p = part.p;
+        const int lane = ctx.thread() % kWarp, warp = ctx.thread() / kWarp;
+        Unit<T> *const tiles = ctx.template shared<Unit<T>>();
         int slot = 0;
         INFINI_UNROLL
         for (int i = 1; i < kOperands; ++i) {
             if (!p.through[i]) continue;
-            fill(ctx, tiles + slot * (kSide * kWarp), base[i], p.along[i], p.words[i], width, height, lane, warp);
+            fill<E>(ctx, tiles + slot * (kSide * kUnits), part, i, lane, warp);
             ++slot;
         }
         ctx.sync();
-        const int column = lane * kP;
-        if (column >= width) return;
-        const int count = width - column < kP ? width - column : kP;
-        for (int row = warp; row < height; row += kWarps) {
-            Elements in[Map::kInputs];
-            slot = 0;
+        for (int row = warp; row < (E != kPartial ? kSide : part.height); row += kWarps) {
             INFINI_UNROLL
-            for (int i = 1; i < kOperands; ++i) {
-                if (p.through[i]) {
-                    in[i - 1] =
-                        bits_as<Elements>(tiles[slot * (kSide * kWarp) + row * kWarp + (lane + row / kP) % kWarp]);
-                    ++slot;
-                } else {
-                    const T *from = base[i] + column * p.along[i] + row * p.across[i];
-                    read(ctx, in[i - 1], from, p.along[i], p.words[i], count);
+            for (int h = 0; h < kParts; ++h) {
+                const int unit = lane + h * kWarp, column = unit * P, count = at_most(part.width - column, P);
+                if (E == kPartial && count <= 0) continue;
+                Chunk<T, P> in[Map::kInputs];
+                slot = 0;
+                INFINI_UNROLL
+                for (int i = 1; i < kOperands; ++i) {
+                    if (p.through[i]) {
+                        in[i - 1] = {{tiles[slot * (kSide * kUnits) + row * kUnits + (unit + row / P) % kUnits]}};
+                        ++slot;
+                    } else {
+                        in[i - 1] = read_line<T, P, E != kPartial>(ctx, part.row(i, row) + column * p.along[i],
+                                                                   p.along[i], p.alignment[i], count);
+                    }
                 }
-            }
-            Elements y;
-            INFINI_UNROLL
-            for (int e = 0; e < kP; ++e) {
-                T one[Map::kInputs];
-                INFINI_UNROLL
-                for (int i = 0; i < Map::kInputs; ++i) one[i] = in[i].at[e];
-                y.at[e] = Map::apply(one);
-            }
-            T *const out = base[0] + column + row * p.across[0];
-            if (count == kP && p.words[0]) {
-                store<T, kP>(ctx, out, y);
-            } else {
-                INFINI_UNROLL
-                for (int e = 0; e < kP; ++e)
-                    if (e < count) store<T, 1>(ctx, out + e, {y.at[e]});
+                const Chunk<T, P> out = apply<Map, P>(in);
+                T *const to = part.row(0, row) + column;
+                if constexpr (P > 1 && E != kPartial)
+                    write_units(ctx, to, lane, out);
+                else if (count >= P)
+                    store_chunk_or_elements(ctx, to, p.alignment[0], out);
+                else
+                    store_elements<T, P>(ctx, to, out, count);
             }
         }
+    }
+
+    template <class Ctx>
+    static INFINI_DEVICE void store_chunk_or_elements(Ctx &ctx, T *to, int alignment, const Chunk<T, P> &x) {
+        if (P == 1 || alignment >= P * static_cast<int>(sizeof(T)))
+            store_chunk<T, P>(ctx, to, x);
+        else
+            store_elements<T, P>(ctx, to, x, P);
+    }
+
+    template <Extent E, class Ctx>
+    static INFINI_DEVICE void fill(Ctx &ctx, Unit<T> *tile, const Part &part, int operand, int lane, int warp) {
+        constexpr int kGroups = kUnits / kWarps; // of P columns, for each warp
+        Unit<T> in[kGroups][kParts][P];
+        INFINI_UNROLL
+        for (int g = 0; g < kGroups; ++g) {
+            INFINI_UNROLL
+            for (int j = 0; j < P; ++j) {
+                const int column = (warp + g * kWarps) * P + j;
+                const T *const from = part.column(operand, column);
+                INFINI_UNROLL
+                for (int h = 0; h < kParts; ++h) {
+                    const int row = (lane + h * kWarp) * P;
+                    const int rows = column < part.width && row < part.height ? at_most(part.height - row, P) : 0;
+                    const int alignment = part.p.alignment[operand];
+                    if (E == kInside && alignment < P * static_cast<int>(sizeof(T)))
+                        in[g][h][j] = read_inside(ctx, from + row).unit[0];
+                    else
+                        in[g][h][j] = read_line<T, P, E != kPartial>(ctx, from + row, 1, alignment, rows).unit[0];
+                }
+            }
+        }
+        INFINI_UNROLL
+        for (int g = 0; g < kGroups; ++g) {
+            INFINI_UNROLL
+            for (int h = 0; h < kParts; ++h) {
+                const int unit = lane + h * kWarp;
+                transpose<T>(in[g][h]);
+                INFINI_UNROLL
+                for (int k = 0; k < P; ++k)
+                    tile[(unit * P + k) * kUnits + (warp + g * kWarps + unit) % kUnits] = in[g][h][k];
+            }
+        }
+    }
+};
+
+/** Squares whose lines are read and written 16 bytes at a time; which begin there in memory, too, in the output and what goes through
+ *  shared memory. There a line of the input lies as it was read, but for its chunks, which are turned by one more for each as many lines
+ *  as a chunk has elements: of those, one element each makes a chunk of the output. A warp makes 8 chunks side by side, of 4 units of
+ *  lines: its lanes meet in no bank, neither when they write nor when they read. */
+template <class Map, int LineBytes>
+struct ChunkTileKernel {
+    using T = typename Map::Element;
+    static constexpr int kOperands = 1 + Map::kInputs;
+    static constexpr int kThreads = 256, kWarps = kThreads / kWarp;
+    static constexpr int V = kVectorBytes / static_cast<int>(sizeof(T)), P = kPerUnit<T>;
+    static constexpr int kChunks = LineBytes / kVectorBytes, kSide = kChunks * V; // of a line
+    static constexpr int kPasses = kSide * kChunks / kThreads, kPassLines = kThreads / kChunks;
+    static constexpr int kUnits = kVectorBytes / static_cast<int>(sizeof(Unit<T>)); // of a chunk
+    static constexpr size_t kTileBytes = static_cast<size_t>(kSide) * LineBytes;
+    static constexpr int kChunkGroups = kChunks / 8, kUnitGroups = kSide / P / 4;
+    static constexpr int kWork = kChunkGroups * kUnitGroups / kWarps; // of a warp
+    static_assert(kPasses * kPassLines == kSide && kWork * kWarps == kChunkGroups * kUnitGroups, "a whole tile");
+    using Params = TileParams<T, kOperands>;
+    using Part = TilePart<T, kOperands, false>;
+
+    template <class Ctx>
+    static INFINI_DEVICE void run(Ctx &ctx, const Params &p) {
+        const Part part(p, ctx.block(), kSide);
+        if (part.width == kSide && part.height == kSide)
+            tile<true>(ctx, part);
+        else
+            tile<false>(ctx, part);
     }
 
 private:
-    /** Up to P elements, `step` apart; what is beyond `count` is left 0. */
-    template <class Ctx>
-    static INFINI_DEVICE void read(Ctx &ctx, Elements &x, const T *from, int64_t step, bool words, int count) {
-        if (count == kP && words && step == 1) {
-            x = load<T, kP>(ctx, from);
-            return;
-        }
+    template <bool Whole, class Ctx>
+    static INFINI_DEVICE void tile(Ctx &ctx, const Part &part) {
+        const Params &p = part.p;
+        Word<kVectorBytes> *const tiles = ctx.template shared<Word<kVectorBytes>>();
+        int slot = 0;
         INFINI_UNROLL
-        for (int e = 0; e < kP; ++e) x.at[e] = e < count ? load<T, 1>(ctx, from + e * step).at[0] : T{};
+        for (int i = 1; i < kOperands; ++i) {
+            if (!p.through[i]) continue;
+            fill<Whole>(ctx, tiles + slot * (kSide * kChunks), part, i);
+            ++slot;
+        }
+        ctx.sync();
+        const int lane = ctx.thread() % kWarp, warp = ctx.thread() / kWarp;
+        INFINI_UNROLL
+        for (int n = 0; n < kWork; ++n) {
+            const int work = warp + n * kWarps;
+            const int chunk = work % kChunkGroups * 8 + lane % 8, unit = work / kChunkGroups * 4 + lane / 8;
+            const int column = chunk * V, count = at_most(part.width - column, V);
+            if (!Whole && (count <= 0 || unit * P >= part.height)) continue;
+            Chunk<T, V> in[P][Map::kInputs];
+            INFINI_UNROLL
+            for (int i = 1; i < kOperands; ++i) {
+                if (p.through[i]) continue;
+                INFINI_UNROLL
+                for (int k = 0; k < P; ++k)
+                    if (Whole || unit * P + k < part.height)
+                        in[k][i - 1] = read_line<T, V, Whole>(ctx, part.row(i, unit * P + k) + column * p.along[i],
+                                                              p.along[i], p.alignment[i], count);
+            }
+            slot = 0;
+            INFINI_UNROLL
+            for (int i = 1; i < kOperands; ++i) {
+                if (!p.through[i]) continue;
+                const auto *const from = reinterpret_cast<const Unit<T> *>(tiles + slot * (kSide * kChunks)) +
+                                         (column * kChunks + (unit / kUnits + chunk) % kChunks) * kUnits +
+                                         unit % kUnits;
+                ++slot;
+                INFINI_UNROLL
+                for (int u = 0; u < V / P; ++u) {
+                    Unit<T> square[P];
+                    INFINI_UNROLL
+                    for (int j = 0; j < P; ++j) square[j] = from[(u * P + j) * (kChunks * kUnits)];
+                    transpose<T>(square);
+                    INFINI_UNROLL
+                    for (int k = 0; k < P; ++k) in[k][i - 1].unit[u] = square[k];
+                }
+            }
+            INFINI_UNROLL
+            for (int k = 0; k < P; ++k) {
+                const int row = unit * P + k;
+                if (!Whole && row >= part.height) continue;
+                const Chunk<T, V> out = apply<Map, V>(in[k]);
+                if (Whole || count == V)
+                    store_chunk<T, V>(ctx, part.row(0, row) + column, out);
+                else
+                    store_elements<T, V>(ctx, part.row(0, row) + column, out, count);
+            }
+        }
     }
 
-    template <class Ctx>
-    static INFINI_DEVICE void fill(Ctx &ctx, W *tile, const T *base, int64_t along, bool words, int width, int height,
-                                   int lane, int warp) {
-        Elements in[kGroups][kP];
-        const int row = lane * kP;
+    template <bool Whole, class Ctx>
+    static INFINI_DEVICE void fill(Ctx &ctx, Word<kVectorBytes> *tile, const Part &part, int operand) {
+        const int chunk = ctx.thread() % kChunks, first = ctx.thread() / kChunks, row = chunk * V;
+        Word<kVectorBytes> in[kPasses];
         INFINI_UNROLL
-        for (int g = 0; g < kGroups; ++g) {
-            INFINI_UNROLL
-            for (int j = 0; j < kP; ++j) {
-                const int column = (warp + g * kWarps) * kP + j;
-                const int rows = column < width && row < height ? height - row : 0;
-                read(ctx, in[g][j], base + column * along + row, 1, words, rows < kP ? rows : kP);
-            }
+        for (int n = 0; n < kPasses; ++n) {
+            const int line = first + n * kPassLines;
+            const int rows = line < part.width && row < part.height ? at_most(part.height - row, V) : 0;
+            in[n] = bits_as<Word<kVectorBytes>>(
+                read_line<T, V, Whole>(ctx, part.column(operand, line) + row, 1, kVectorBytes, rows));
         }
         INFINI_UNROLL
-        for (int g = 0; g < kGroups; ++g) {
-            INFINI_UNROLL
-            for (int k = 0; k < kP; ++k) {
-                Elements y;
-                INFINI_UNROLL
-                for (int j = 0; j < kP; ++j) y.at[j] = in[g][j].at[k];
-                tile[(row + k) * kWarp + (warp + g * kWarps + lane) % kWarp] = bits_as<W>(y);
-            }
+        for (int n = 0; n < kPasses; ++n) {
+            const int line = first + n * kPassLines;
+            tile[line * kChunks + (chunk + line / V) % kChunks] = in[n];
         }
     }
 };
@@ -237,18 +489,41 @@ class MapPlan final : public CudaPlan {
     using T = typename Map::Element;
     static constexpr int kOperands = 1 + Map::kInputs;
     static constexpr int kSize = sizeof(T), kVectorElements = kVectorBytes / kSize;
-    using Tile = TileKernel<Map>;
+    using UnitTile = UnitTileKernel<Map, false>;
+    using SplitTile = UnitTileKernel<Map, Map::kInputs == 1>; // as map_plan.h splits sides
+    // Of larger elements, units make lines that are long enough.
+    static constexpr bool kHasChunkTiles = kSize <= 4;
+    using SmallTile = ChunkTileKernel<Map, kHasChunkTiles ? 128 : 1024>;
+    using LargeTile = ChunkTileKernel<Map, !kHasChunkTiles                                   ? 1024
+                                           : kSize == 4 || (kSize == 2 && Map::kInputs == 1) ? 256
+                                                                                             : 128>;
+    static constexpr int64_t kEnoughTiles = 4; // large ones for each multiprocessor, so that none is idle
 
 public:
-    explicit MapPlan(const InfiniProblem &problem) : layout_(plan_map(problem.operands, kOperands, kSize)) {
+    MapPlan(const InfiniProblem &problem, int processors)
+        : layout_(plan_map(problem.operands, kOperands, kSize)), processors_(processors) {
         for (int d = 0; d < kOperands; ++d) tiles_ += layout_.through[d];
-        const char *const rows = layout_.vectors ? "rows of vectors" : "rows of single elements";
-        description = layout_.tile ? "tiles of " + std::to_string(Tile::kSide) + " squared" : rows;
+        description = layout_.tile         ? "tiles"
+                      : !layout_.vectors   ? "rows of single elements"
+                      : layout_.outer == 0 ? "one row of vectors"
+                                           : "rows of vectors";
     }
 
     infiniStatus_t prepare_kernels() const {
-        if (layout_.tile) return prepare<Tile>(shared_bytes());
         infiniStatus_t status = INFINI_STATUS_SUCCESS;
+        const auto also = [&](auto kernel, size_t shared_bytes) {
+            if (status == INFINI_STATUS_SUCCESS) status = prepare<decltype(kernel)>(shared_bytes);
+        };
+        if (layout_.split()) {
+            also(SplitTile{}, tiles_ * SplitTile::kTileBytes);
+        } else if (layout_.tile) {
+            also(UnitTile{}, tiles_ * UnitTile::kTileBytes);
+            if constexpr (kHasChunkTiles) {
+                also(SmallTile{}, tiles_ * SmallTile::kTileBytes);
+                also(LargeTile{}, tiles_ * LargeTile::kTileBytes);
+            }
+        }
+        if (layout_.tile) return status;
         for (int alignment = layout_.vectors ? kVectorBytes : kSize;
              alignment >= kSize && status == INFINI_STATUS_SUCCESS; alignment /= 2)
             status = with_rows(alignment, [](auto kernel) { return prepare<decltype(kernel)>(); });
@@ -257,22 +532,29 @@ public:
 
     infiniStatus_t run(const InfiniCall &call) const override {
         T *base[kOperands];
-        int alignment = kVectorBytes; // of all that is contiguous
-        bool words[kOperands];
+        uint8_t alignment[kOperands];
+        int vectors = kVectorBytes, lines = kVectorBytes; // of all that is contiguous in rows; of lines of tiles
         for (int i = 0; i < kOperands; ++i) {
             base[i] = static_cast<T *>(call.operands[i]);
             const int own = alignment_of(layout_, i, base[i] + layout_.offset[i]);
-            words[i] = own >= Tile::kWordBytes;
-            if (layout_.along[i] != 0) alignment = std::min(alignment, own);
+            alignment[i] = static_cast<uint8_t>(own);
+            if (layout_.along[i] != 0) vectors = std::min(vectors, own);
+            if (i == 0 || layout_.through[i]) lines = std::min(lines, own);
         }
-        if (layout_.tile) return run_tiles(base, words, call.stream);
-        return with_rows(layout_.vectors ? alignment : kSize,
-                         [&](auto kernel) { return run_rows<decltype(kernel)>(base, call.stream); });
+        if (!layout_.tile)
+            return with_rows(layout_.vectors ? vectors : kSize,
+                             [&](auto kernel) { return run_rows(kernel, base, call.stream); });
+        if (layout_.split()) return run_tiles<SplitTile>(base, alignment, call.stream);
+        if constexpr (kHasChunkTiles) {
+            if (lines == kVectorBytes)
+                return tile_blocks(layout_, LargeTile::kSide) < kEnoughTiles * processors_
+                           ? run_tiles<SmallTile>(base, alignment, call.stream)
+                           : run_tiles<LargeTile>(base, alignment, call.stream);
+        }
+        return run_tiles<UnitTile>(base, alignment, call.stream);
     }
 
 private:
-    size_t shared_bytes() const { return static_cast<size_t>(tiles_) * Tile::kTileBytes; }
-
     /** Calls `body` with the kernel for rows whose runs are aligned so. */
     template <class Body>
     infiniStatus_t with_rows(int alignment, const Body &body) const {
@@ -283,42 +565,57 @@ private:
         if constexpr (V > 1) {
             if (alignment < V * kSize) return with_vectors<Map::kAnyWidth ? V / 2 : 1>(alignment, body);
         }
-        return body(RowsKernel<Map, V>{});
+        return layout_.vectors && layout_.outer == 0 ? body(RunKernel<Map, V>{}) : body(RowsKernel<Map, V>{});
     }
 
-    template <class Kernel>
-    infiniStatus_t run_rows(T *const *base, void *stream) const {
-        constexpr int V = Kernel::kVector;
+    template <int V>
+    infiniStatus_t run_rows(RunKernel<Map, V>, T *const *base, void *stream) const {
+        using Kernel = RunKernel<Map, V>;
         return for_each_part(layout_, [&](const MapLayout &part) {
             typename Kernel::Params p{};
-            const int64_t per_row = (part.x + V - 1) / V, vectors = per_row * part.rows();
+            p.length = static_cast<uint32_t>(part.x);
+            for (int i = 0; i < kOperands; ++i) {
+                p.base[i] = base[i] + part.offset[i];
+                p.constant[i] = part.along[i] == 0;
+            }
+            return launch<Kernel>(blocks(part.x, Kernel::kBlockVectors * V), p, stream);
+        });
+    }
+    template <int V>
+    infiniStatus_t run_rows(RowsKernel<Map, V>, T *const *base, void *stream) const {
+        using Kernel = RowsKernel<Map, V>;
+        return for_each_part(layout_, [&](const MapLayout &part) {
+            typename Kernel::Params p{};
+            const int64_t per_row = blocks(part.x, V), vectors = per_row * part.rows();
             p.vectors = static_cast<uint32_t>(vectors);
             p.row_length = static_cast<uint32_t>(part.x);
             p.vectors_per_row = FastDiv<uint32_t>(static_cast<uint32_t>(per_row));
             fill(p, part, base);
-            return launch<Kernel>((vectors + Kernel::kBlockVectors - 1) / Kernel::kBlockVectors, p, stream);
+            return launch<Kernel>(blocks(vectors, Kernel::kBlockVectors), p, stream);
         });
     }
 
-    infiniStatus_t run_tiles(T *const *base, const bool *words, void *stream) const {
-        typename Tile::Params p{};
-        const auto tiles = [](int64_t n) {
-            return FastDiv<uint32_t>(static_cast<uint32_t>((n + Tile::kSide - 1) / Tile::kSide));
-        };
-        p.x = layout_.x;
-        p.y = layout_.y;
-        p.tiles_x = tiles(layout_.x);
-        p.tiles_y = tiles(layout_.y);
+    template <class Kernel>
+    infiniStatus_t run_tiles(T *const *base, const uint8_t *alignment, void *stream) const {
+        typename Kernel::Params p{};
+        p.x = layout_.x * layout_.far_x;
+        p.y = layout_.y * layout_.far_y;
+        p.tiles_x = FastDiv<uint32_t>(static_cast<uint32_t>(blocks(p.x, Kernel::kSide)));
+        p.tiles_y = FastDiv<uint32_t>(static_cast<uint32_t>(blocks(p.y, Kernel::kSide)));
+        p.x_inner = FastDiv<uint32_t>(static_cast<uint32_t>(layout_.x));
+        p.y_inner = FastDiv<uint32_t>(static_cast<uint32_t>(layout_.y));
         for (int i = 0; i < kOperands; ++i) {
             p.across[i] = layout_.across[i];
+            p.far_along[i] = layout_.far_along[i];
+            p.far_across[i] = layout_.far_across[i];
             p.through[i] = layout_.through[i];
-            p.words[i] = words[i];
+            p.alignment[i] = alignment[i];
         }
         fill(p, layout_, base);
-        return launch<Tile>(tile_blocks(layout_, kSize), p, stream, shared_bytes());
+        return launch<Kernel>(tile_blocks(layout_, Kernel::kSide), p, stream, tiles_ * Kernel::kTileBytes);
     }
 
-    /** What both kernels are told alike. */
+    /** What kernels of rows and of tiles are told alike. */
     template <class Params>
     static void fill(Params &p, const MapLayout &layout, T *const *base) {
         p.outer = layout.outer;
@@ -330,14 +627,22 @@ private:
         }
     }
 
+    static int64_t blocks(int64_t n, int64_t of) { return (n + of - 1) / of; }
+
     MapLayout layout_;
-    int tiles_ = 0; // inputs that go through shared memory
+    int processors_;
+    size_t tiles_ = 0; // inputs that go through shared memory
 };
 
 /** The plan of a Map. */
 template <class Map>
 infiniStatus_t make_map_plan(const InfiniProblem &problem, std::unique_ptr<CudaPlan> *plan) {
-    auto made = std::make_unique<MapPlan<Map>>(problem);
+    int processors = 0;
+    if (const infiniStatus_t status =
+            check("asking for the number of multiprocessors",
+                  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, problem.device_id)))
+        return status;
+    auto made = std::make_unique<MapPlan<Map>>(problem, processors);
     if (const infiniStatus_t status = made->prepare_kernels()) return status;
     *plan = std::move(made);
     return INFINI_STATUS_SUCCESS;

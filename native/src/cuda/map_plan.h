@@ -15,14 +15,17 @@ constexpr int kVectorBytes = 16; // the widest load
  *  rows  The innermost dimension, `x`, is a row. Where every operand is contiguous or constant along it (`vectors`), a thread takes
  *        up to 16 bytes of a row at once, else one element.
  *  tile  The output is contiguous along x, an input along another dimension, y: squares of x and y go through shared memory, so that
- *        both sides are read and written in whole cache lines. */
+ *        both sides are read and written in whole cache lines. Where one of them is too short for that, and there is but one input,
+ *        the next dimension that the output (the input) is contiguous along is made a part of it: `far_x` (`far_y`) times x (y). */
 struct MapLayout {
     bool tile = false, vectors = false;
     int n_operands = 0;
     int64_t x = 1, y = 1;                                        // y: of tiles
     int64_t along[kMapOperands] = {}, across[kMapOperands] = {}; // strides of x and y
-    bool through[kMapOperands] = {};                             // a tile's input that is contiguous along y
-    int outer = 0;                                               // the other dimensions, innermost first
+    int64_t far_x = 1, far_y = 1;                                // of tiles
+    int64_t far_along[kMapOperands] = {}, far_across[kMapOperands] = {};
+    bool through[kMapOperands] = {}; // a tile's input that is contiguous along y
+    int outer = 0;                   // the other dimensions, innermost first
     int64_t size[kMapOuter] = {}, stride[kMapOperands][kMapOuter] = {};
     int64_t offset[kMapOperands] = {};
     /** The largest power of two, at most kVectorBytes, that divides all steps in bytes between the places at which an operand's
@@ -34,15 +37,16 @@ struct MapLayout {
         for (int d = 0; d < outer; ++d) n *= size[d];
         return n;
     }
+    bool split() const { return far_x > 1 || far_y > 1; }
 };
 
-/** Elements along each side of a tile, for elements of a size in bytes: 32 words of at least 4 bytes. */
-constexpr int tile_side(int element_size) { return 32 * (element_size < 4 ? 4 / element_size : 1); }
+/** Elements along each side of a tile, for elements of a size in bytes: 128 bytes of the smallest, else 256 or more. */
+constexpr int tile_side(int element_size) { return element_size <= 2 ? 128 : element_size == 4 ? 64 : 32; }
 
 constexpr int64_t kMaxBlocks = 0x7fffffff; // of a launch
 
-/** The blocks that a plan of tiles needs. */
-int64_t tile_blocks(const MapLayout &layout, int element_size);
+/** The blocks that a plan of tiles needs, with so many elements along each side. */
+int64_t tile_blocks(const MapLayout &layout, int side);
 
 /** Plans operands that are reduced as an InfiniProblem's are. */
 MapLayout plan_map(const InfiniOperand *operands, int n_operands, int element_size);

@@ -10,7 +10,7 @@ struct Copy {
     using Element = T;
     static constexpr int kInputs = 1;
     [[maybe_unused]] static constexpr bool kAnyWidth = true;
-    static INFINI_DEVICE T apply(const T *in) { return in[0]; }
+    static INFINI_DEVICE Unit<T> apply(const Unit<T> *in) { return in[0]; }
 };
 
 /** Both sides are one run: the driver's own copy, whatever their addresses are. */

@@ -34,6 +34,11 @@ public:
     }
 
     template <class T>
+    T shuffle(T x, int lane, int line = __builtin_LINE()) {
+        return bits_as<T>(exchange(bits_as<Word<sizeof(T)>>(x), thread_ / kWarp * kWarp + lane, line));
+    }
+
+    template <class T>
     T *shared() {
         return static_cast<T *>(shared_bytes());
     }
