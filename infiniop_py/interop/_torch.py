@@ -37,10 +37,11 @@ def adapter(torch: Any) -> Adapter:
             raise DTypeError(f"is a torch tensor of {own}, which is no element type of this library")
         return interned(dtype, shape, tuple(stride * dtype.itemsize for stride in strides))
 
-    def device_of(tensor: Any) -> Device:
-        if tensor.device.type == "cuda":
-            return Device(DeviceType.NVIDIA, tensor.device.index)
-        raise DeviceError(f"is a torch tensor on {tensor.device}, which this library does not know")
+    @cache
+    def device_of(own: Any) -> Device:
+        if own.type == "cuda":
+            return Device(DeviceType.NVIDIA, own.index)
+        raise DeviceError(f"is a torch tensor on {own}, which this library does not know")
 
     def view(tensor: Any) -> View:
         if tensor.layout is not strided:
@@ -55,7 +56,7 @@ def adapter(torch: Any) -> Adapter:
                 "is a torch tensor whose conjugation or negation is still to be done; use x.resolve_conj() "
                 "or x.resolve_neg()"
             )
-        device = CPU if tensor.is_cpu else device_of(tensor)
+        device = CPU if tensor.is_cpu else device_of(tensor.device)
         try:
             address, shape, strides = tensor.data_ptr(), tensor.shape, tensor.stride()
         except RuntimeError as error:  # inside of torch's transforms and compilers, and tensors of tensors
@@ -75,8 +76,15 @@ def adapter(torch: Any) -> Adapter:
         # `x.data = y` and Module.to() give a tensor another one.
         return tensor.untyped_storage()
 
+    # Where torch has it, the number alone: to make a torch.cuda.Stream costs more than to launch a kernel.
+    raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
     def stream(tensor: Any, device: Device) -> int:
-        handle: int = torch.cuda.current_stream(device.index).cuda_stream
+        handle: int
+        if raw_stream is None:
+            handle = torch.cuda.current_stream(device.index).cuda_stream
+        else:
+            handle = raw_stream(device.index)
         return handle
 
     return Adapter(

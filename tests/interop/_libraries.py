@@ -11,7 +11,7 @@ import contextlib
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from _producers import CUDA, CudaInterface, Producer
@@ -89,6 +89,11 @@ class OnDevice:
 # ---- torch -----------------------------------------------------------------------------------------------
 
 
+class TorchDevice(NamedTuple):
+    type: str
+    index: int
+
+
 class TorchTensor(OnDevice):
     """What ``interop/_torch.py`` reads of a torch.Tensor."""
 
@@ -101,7 +106,7 @@ class TorchTensor(OnDevice):
         super().__init__(values, index)
         self.shape = values.shape
         self.dtype = f"torch.{values.dtype.name}"
-        self.device = types.SimpleNamespace(type="cuda", index=index)
+        self.device = TorchDevice("cuda", index)
         self.written = 0
 
     def stride(self) -> tuple[int, ...]:
@@ -124,7 +129,7 @@ def _torch_empty(shape: tuple[int, ...], *, dtype: str, device: str) -> TorchTen
     made.index = int(device.removeprefix("cuda:"))
     made.tensor = ip.empty(shape, dtype.removeprefix("torch."), ("nvidia", made.index))
     made.shape, made.dtype, made.written = shape, dtype, 0
-    made.device = types.SimpleNamespace(type="cuda", index=made.index)
+    made.device = TorchDevice("cuda", made.index)
     return made
 
 
@@ -143,6 +148,9 @@ def install_torch() -> None:
     torch.empty = _torch_empty
     torch.cuda = types.SimpleNamespace(
         current_stream=lambda index: types.SimpleNamespace(cuda_stream=TORCH.current(index).handle)
+    )
+    torch._C = types.SimpleNamespace(
+        _cuda_getCurrentRawStream=lambda index: TORCH.current(index).handle,
     )
     sys.modules["torch"] = torch
 

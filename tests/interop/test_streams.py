@@ -74,6 +74,16 @@ PROGRAMS = {
                         a.fill(-1)  # as soon as the call has returned
                         same(y.values(), x @ w)
     """,
+    # A torch that does not tell the number of a stream alone.
+    "one torch": """
+        del sys.modules["torch"]._C._cuda_getCurrentRawStream
+        stream = ip.Stream(gpu)
+        with TORCH.on(stream):
+            a, y = TorchTensor(x), TorchTensor(x)
+            with quietly(): ip.add_(y, a, a)
+            assert pending(stream)
+            same(y.values(), x + x)
+    """,
     "results": """
         stream = ip.Stream(gpu)
         with TORCH.on(stream):
