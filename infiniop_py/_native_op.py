@@ -17,11 +17,10 @@ from ._layout import RESULT, Layout, Shape, element_strides, overlap, row_major
 from ._log import logger
 from ._native import BYTE_POINTER, NULL, address, cast, check, ffi, last_message, lib, owning, owning_pointer
 from .cache import OpCache
-from .device import CPU, Device, device_scope, get_stream, handle, refuse_pickle
+from .device import CPU, Device, Stream, device_scope, get_stream, handle, refuse_pickle
 from .dispatcher import OpImpl
 from .errors import InfiniopError, ParamError, StrideError, from_status
-from .interop import stream_order
-from .tensor import Tensor
+from .interop import one_stream, stream_order
 from .workspace import cpu_workspace, stream_workspace
 
 #: Byte offsets added to the pointers of the operands, one tuple for each run of a descriptor that one call
@@ -154,22 +153,24 @@ class Descriptor:
         #: For run3(), where that does all that is needed.
         self.run3 = pointer if len(op.operand_names) == 3 and not (self.workspace_size or offsets) else None
 
-    def run(self, call: Call, stream: Any, scratch: Tensor | None) -> None:
-        """One native call, or one for each tuple of offsets."""
-        arguments = self._head if scratch is None else (self.pointer, scratch._pointer, self.workspace_size)
+    def run(self, call: Call, stream: Stream | None) -> None:
+        """One native call, or one for each tuple of offsets, on a stream (None: on the CPU)."""
         for shifted in self.shifted(call.pointers):
-            status = self._run(*arguments, *shifted, *call.scalars, stream)
-            if status:
+            if status := self.run_once(shifted, call.scalars, stream):
                 raise _run_refusal(status, call)
 
-    def run_on_cpu(self, pointers: Sequence[Any], scalars: tuple[float, ...]) -> int:
-        """One native call for a descriptor without offsets; returns its status."""
+    def run_once(
+        self, pointers: Sequence[Any], scalars: tuple[float, ...], stream: Stream | None = None
+    ) -> int:
+        """One native call, on a stream (None: on the CPU); returns its status."""
         arguments = self._head
         if self.workspace_size:
-            scratch = cpu_workspace().reserve(self.workspace_size, self.name)
+            workspace = cpu_workspace() if stream is None else stream_workspace(stream)
+            scratch = workspace.reserve(self.workspace_size, self.name)
             assert scratch is not None  # and is kept while it is used
             arguments = (self.pointer, scratch._pointer, self.workspace_size)
-        return self._run(*arguments, *pointers, *scalars, NULL)  # type: ignore[no-any-return]
+        at = NULL if stream is None else stream.pointer
+        return self._run(*arguments, *pointers, *scalars, at)  # type: ignore[no-any-return]
 
     def shifted(self, pointers: list[Any]) -> list[list[Any]]:
         """The operands' pointers for each native call."""
@@ -287,34 +288,17 @@ def reserve(call: Submitted) -> None:
 
 
 def run(call: Submitted) -> None:
-    """One call of the library. CPU calls need no stream and no current device."""
+    """One call of the library, on its plan's own device, whichever is current."""
     descriptor: Descriptor = call.plan
-    device, size = descriptor.device, descriptor.workspace_size
+    device = descriptor.device
+    stream = None if device is CPU else one_stream(device, call.operands)
     if descriptor.offsets is not None:
         refuse_overlap(call)
-    elif device is CPU:
-        status = descriptor.run_on_cpu(call.pointers, call.scalars)
-        if status:
-            raise _run_refusal(status, call)
-        return
-    if device is CPU:
-        descriptor.run(call, NULL, cpu_workspace().reserve(size, call.name) if size else None)
-        return
-    if all(type(operand) is Tensor for operand in call.operands):
-        _queue(call)
+    if device is CPU or stream is not None:
+        descriptor.run(call, stream)
     else:
         with stream_order(call.name, device, call.operands):
-            _queue(call)
-
-
-def _queue(call: Submitted) -> None:
-    """Queue a call on the thread's stream of its device."""
-    descriptor: Descriptor = call.plan
-    stream = get_stream(call.device)
-    with device_scope(call.device):
-        size = descriptor.workspace_size
-        scratch = stream_workspace(stream).reserve(size, call.name) if size else None
-        descriptor.run(call, stream.pointer, scratch)
+            descriptor.run(call, get_stream(device))
 
 
 NATIVE = OpImpl(plan, run)

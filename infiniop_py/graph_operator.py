@@ -41,6 +41,7 @@ from .interop import (
     count_writes,
     keeping,
     need_writable,
+    one_stream,
     stream_order,
     views,
     write_counts,
@@ -241,20 +242,36 @@ class GraphOperator(ABC):
 
     @classmethod
     def _again(
-        cls, operand_views: Sequence[View], params: tuple[float, ...], scalars: tuple[float, ...]
+        cls,
+        operands: tuple[Any, ...],
+        operand_views: Sequence[View],
+        params: tuple[float, ...],
+        scalars: tuple[float, ...],
     ) -> bool:
         # The same layouts on the same device, so all that `check` and `create` ask is answered. What is
         # asked of pointers the library asks at each run; a refusal is worded by the call that follows.
-        if thread.recording is not None or not _is_quiet() or cls._dispatcher.table[0] is not NATIVE:
+        devices, layouts, pointers = zip(*operand_views)
+        device = devices[0]
+        if (
+            devices.count(device) != len(devices)
+            or thread.recording is not None
+            or not _is_quiet()
+            or cls._dispatcher.table.get(device.type) is not NATIVE
+        ):
             return False
-        cache, key = cls._local.cpu, (*[view[1] for view in operand_views], *params)
+        cache, key = cls._local.cache.get_cache(device), layouts + params
         entry = cache.entries.get(key)
         if entry is None:
             return False
         descriptor: Descriptor = entry[0]
         if descriptor.offsets is not None:
             return False
-        if descriptor.run_on_cpu([view[2] for view in operand_views], scalars):
+        stream = None
+        if device is not CPU:
+            stream = one_stream(device, operands)
+            if stream is None:
+                return False
+        if descriptor.run_once(pointers, scalars, stream):
             return False
         cache.use(key, entry)
         return True
@@ -269,7 +286,7 @@ class GraphOperator(ABC):
         names: Sequence[str] | None = None,
     ) -> None:
         """Plan, then run or record, with views already taken."""
-        if all(view[0] is CPU for view in operand_views) and cls._again(operand_views, params, scalars):
+        if cls._again(operands, operand_views, params, scalars):
             if write_counts:
                 count_writes(operands[: cls.n_outputs])
             return
@@ -338,7 +355,7 @@ class GraphOperator(ABC):
         ):
             for name, output in self._asked:
                 need_writable(self.name, name, output)
-            if self.plan.run_on_cpu(self.pointers, scalars) == 0:
+            if self.plan.run_once(self.pointers, scalars) == 0:
                 if write_counts:
                     count_writes(self.operands[: self.n_outputs])
                 return

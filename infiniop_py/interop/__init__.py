@@ -18,7 +18,7 @@ import numpy as np
 from .._dlpack import asked
 from .._layout import Shape
 from .._native import address, owning_pointer
-from ..device import Device
+from ..device import Device, Stream, get_stream, stream_at, thread
 from ..dtypes import DType, from_numpy_dtype
 from ..errors import DeviceError, InfiniopError, OperandError, ParamError
 from ..tensor import Tensor, View, _Storage, borrowed, of_array, pinned
@@ -167,6 +167,25 @@ def stream_order(op: str, device: Device, operands: Iterable[Any]) -> StreamOrde
         with _named(op, "operand"):
             handles.append(adapter.stream(operand, device))
     return StreamOrder(device, handles, has_tensors)
+
+
+def one_stream(device: Device, operands: Sequence[Any]) -> Stream | None:
+    """The stream of a call on a device that has no other one to wait for, because its operands are Tensors
+    alone or of one library. None where that takes more than a look: then :func:`stream_order` knows.
+    """
+    adapter = _ADAPTERS.get(type(operands[0]))
+    for operand in operands:
+        if _ADAPTERS.get(type(operand)) is not adapter:
+            return None
+    own = thread.streams.get(device) or get_stream(device)
+    if adapter is TENSOR:
+        return own
+    if adapter is None or adapter is _exchange.CUDA_ARRAY_INTERFACE or adapter.stream is None:
+        return None
+    handle = adapter.stream(operands[0], device)
+    if handle == own.handle:
+        return own
+    return stream_at(device, handle) if own._is_implicit and handle is not None else None
 
 
 def common_device(op: str, names: Sequence[str], operand_views: Sequence[View]) -> Device:

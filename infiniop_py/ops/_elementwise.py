@@ -68,9 +68,9 @@ class Elementwise(GraphOperator):
             shape = broadcast(cls.name, _INPUTS, (shape, view_b[1][1]))
         out, finish = allocate(cls.name, (a, b), dtype, shape, device)
         view_out = views(cls.name, ("out",), (out,))[0]
-        if device is not CPU or not cls.again(
-            view_out[1], view_a[1], view_b[1], view_out[2], view_a[2], view_b[2]
-        ):
+        if device is not CPU:
+            cls.launch((out, a, b), (view_out, view_a, view_b), names=_WITHOUT_OUT)
+        elif not cls.again(view_out[1], view_a[1], view_b[1], view_out[2], view_a[2], view_b[2]):
             cls.launch_new((out, a, b), (view_out, view_a, view_b), names=_WITHOUT_OUT)
         return finish(out)
 
@@ -87,7 +87,8 @@ def _into(cls: type[Elementwise]) -> Callable[..., Any]:
             if write_counts:
                 count_writes((c,))
             return c
-        cls.launch_new((c, a, b), operand_views, names=names)
+        launch = cls.launch_new if on_c is CPU else cls.launch
+        launch((c, a, b), operand_views, names=names)
         return c
 
     return into
