@@ -143,14 +143,15 @@ def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, *, c: Any = None
         finish = None
         view_out = views("gemm", ("out",), (out,))[0]
         need_writable("gemm", "out", out)
-    call = Gemm.__new__(Gemm)
-    call._plan((out, a, b), (view_out, *input_views[:2]), scalars=scalars, names=(given, "a", "b"))
+    product, names = (view_out, *input_views[:2]), (given, "a", "b")
     if adds and addend[0] != view_out:
+        call = Gemm.__new__(Gemm)
+        call._plan((out, a, b), product, scalars=scalars, names=names)
         copy = Addend.__new__(Addend)
         copy._plan((out, c), (view_out, addend[0]), names=(given, "c"))
         submit_together(copy, call)
     else:
-        call.submit()
+        Gemm.launch((out, a, b), product, scalars=scalars, names=names)
     return out if finish is None else finish(out)
 
 
