@@ -17,7 +17,7 @@ from ._layout import RESULT, Layout, Shape, element_strides, overlap, row_major
 from ._log import logger
 from ._native import BYTE_POINTER, NULL, address, cast, check, ffi, last_message, lib, owning, owning_pointer
 from .cache import OpCache
-from .device import CPU, Device, Stream, device_scope, get_stream, handle, refuse_pickle
+from .device import CPU, Device, Stream, get_stream, handle, refuse_pickle
 from .dispatcher import OpImpl
 from .errors import InfiniopError, ParamError, StrideError, from_status
 from .interop import one_stream, stream_order
@@ -339,21 +339,20 @@ class NativeGraph:
         if descriptor.offsets is not None:
             refuse_overlap(call)
         alpha, beta = (*call.scalars, *_FACTORS[len(call.scalars) :])
-        with device_scope(self.device):
-            for pointers in descriptor.shifted(call.pointers):
-                operands = ffi.new("void *[]", [cast(_native.VOID_POINTER, p) for p in pointers])
-                status = lib.infiniopGraphAppend(
-                    self.pointer,
-                    descriptor.pointer,
-                    workspace,
-                    descriptor.workspace_size,
-                    operands,
-                    len(operands),
-                    alpha,
-                    beta,
-                )
-                if status:
-                    raise _run_refusal(status, call)
+        for pointers in descriptor.shifted(call.pointers):
+            operands = ffi.new("void *[]", [cast(_native.VOID_POINTER, p) for p in pointers])
+            status = lib.infiniopGraphAppend(
+                self.pointer,
+                descriptor.pointer,
+                workspace,
+                descriptor.workspace_size,
+                operands,
+                len(operands),
+                alpha,
+                beta,
+            )
+            if status:
+                raise _run_refusal(status, call)
         self.length += 1
 
     def bound(self) -> Callable[[], int]:
@@ -365,19 +364,19 @@ class NativeGraph:
         if self.device is CPU:
             check(lib.infiniopGraphRun(self.pointer, NULL))
             return
-        if self.operands:
-            with stream_order("Graph.run", self.device, self.operands):
-                self._queue()
+        stream = one_stream(self.device, self.operands) if self.operands else get_stream(self.device)
+        if stream is not None:
+            self._queue(stream)
         else:
-            self._queue()
+            with stream_order("Graph.run", self.device, self.operands):
+                self._queue(get_stream(self.device))
         if not self._told:
             self._told = True
             if (how := self.describe()).startswith("capture failed"):
                 logger.warning("graph of %d calls on %s: %s", self.length, self.device, how)
 
-    def _queue(self) -> None:
-        with device_scope(self.device):
-            check(lib.infiniopGraphRun(self.pointer, get_stream(self.device).pointer))
+    def _queue(self, stream: Stream) -> None:
+        check(lib.infiniopGraphRun(self.pointer, stream.pointer))
 
     def describe(self) -> str:
         """How the graph runs, in the words of ``infiniopGraphDescribe`` in ``infiniop.h``."""
