@@ -486,6 +486,38 @@ def _gemm_sizes() -> Iterator[Case]:
     yield gemm(3, FAR["bf16"], 701, "bf16", data="subnormal", beta=1.0)
 
 
+def _gemm_few_rows() -> Iterator[Case]:
+    """1 to 4 rows or columns and sums of some length. The other operand's vectors, along N and K, are whole
+    and aligned, or end in the middle of one ("padded": where 3 are missing to a multiple of 8), or lie
+    anywhere."""
+    for dtype, m in itertools.product(FLOATS, (1, 2, 3, 4)):
+        for n, k in sizes("40x200 45x197 37x300 45x264 24x584 24x586"):
+            for a, b in (("C", "C"), ("padded", "padded"), ("C", "offset")):
+                yield gemm(m, n, k, dtype, ("C", a, b), beta=-0.5)
+            yield gemm(n, m, k, dtype, ("padded", "T", "C"))
+        for n, k in sizes("13x1029 16x1096 17x840 24x584 24x586"):
+            for a in ("C", "padded", "T", "offset"):
+                yield gemm(m, n, k, dtype, ("C", a, "T"), beta=-0.5)
+            for a, b in itertools.product(("C", "padded"), ("C", "T")):
+                yield gemm(n, m, k, dtype, ("C", a, b))
+        for n, k in sizes("40x200 16x1096"):
+            yield gemm(m, n, k, dtype, data="normal")
+            yield gemm(m, n, k, dtype, ("C", "C", "T"), data="normal", alpha=0.3, beta=0.7)
+            if m >= 3:
+                yield gemm(m, n, k, dtype, data="nonfinite")
+                yield gemm(m, n, k, dtype, ("C", "C", "T"), data="nonfinite")
+            for edge in ("begin", "end"):
+                yield gemm(m, n, k - 3, dtype, ("C", "padded", "padded"), edge=edge)
+                for b in ("C", "T"):
+                    yield gemm(m, n, k, dtype, ("C", "C", b), edge=edge)
+                    yield gemm(m, n, k - 3, dtype, ("C", "C", b), edge=edge)
+                yield gemm(n, m, k - 3, dtype, ("C", "padded", "C"), edge=edge)
+        batched = sizes(f"3x{m}x21 3x{m}x264 3x264x21")
+        yield Case("gemm", dtype, batched)
+        yield Case("gemm", dtype, batched, ("C", "padded", "padded"), alpha=-0.5, beta=1.0)
+        yield Case("gemm", dtype, sizes(f"3x{m}x5 3x{m}x584 3x584x5"), ("C", "C", "T"), beta=1.0)
+
+
 def _gemm_layouts() -> Iterator[Case]:
     for m, n, k in sizes("9x17x33 33x65x40 70x64x260"):
         large = m == 70
@@ -617,7 +649,7 @@ def _epilogues() -> Iterator[Case]:
         # Each way to compute a product, and sizes around those of tiles and tasks.
         for m, n, k in sizes(
             "1x1x1 1x33x9 33x1x9 7x17x33 33x65x40 70x64x260 1x513x300 513x1x300 2060x3x20 3x2060x20 "
-            "31x1030x257 97x65x33 257x300x129 200x70x513 2x1101x263"
+            "31x1030x257 97x65x33 257x300x129 200x70x513 2x1101x263 3x21x600 21x2x600"
         ):
             yield row(m, n, k, data="normal")
             yield row(m, n, k, ("padded", "C", "T", "last_zero"), data="normal", alpha=0.3)
@@ -843,7 +875,7 @@ def _rearrange() -> Iterator[Case]:
 
 
 def _table() -> dict[str, Case]:
-    groups = [_gemm_sizes, _gemm_layouts, _gemm_scalars, _gemm_batches, _gemm_values]
+    groups = [_gemm_sizes, _gemm_few_rows, _gemm_layouts, _gemm_scalars, _gemm_batches, _gemm_values]
     groups += [_epilogues, _elementwise, _add_rms_norm, _rearrange]
     table: dict[str, Case] = {}
     for case in itertools.chain.from_iterable(group() for group in groups):

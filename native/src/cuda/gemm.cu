@@ -160,9 +160,11 @@ constexpr int64_t kShortColumn = 1024; // bytes along K: up to here eight thread
 
 template <class T, int Rows>
 GemmKernel gemv_kernel(const GemmParams &p) {
-    if (!p.b.by_k) return kernel_of<GemvAlongN<T, Rows>>();
-    return p.k * static_cast<int64_t>(sizeof(T)) <= kShortColumn ? kernel_of<GemvAlongK<T, Rows, 8>>()
-                                                                 : kernel_of<GemvAlongK<T, Rows, 128>>();
+    if (p.b.by_k && p.k * static_cast<int64_t>(sizeof(T)) <= kShortColumn) return kernel_of<GemvAlongK<T, Rows, 8>>();
+    if constexpr (sizeof(T) == 2)
+        return p.b.by_k ? kernel_of<GemvMma<T, true>>() : kernel_of<GemvMma<T, false>>();
+    else
+        return p.b.by_k ? kernel_of<GemvAlongK<T, Rows, 128>>() : kernel_of<GemvAlongN<T, Rows>>();
 }
 
 infiniStatus_t plan_gemv(const InfiniProblem &problem, std::unique_ptr<CudaPlan> *plan, size_t *) {

@@ -1,11 +1,12 @@
 /* gemm where C has 1 to 4 rows: what counts is that B is read once, as fast as memory gives it. (1 to 4 columns are the same, of
- * C^T = B^T A^T.) Each element of B takes part in `Rows` multiply-adds, so that even of 4 rows of F16 a multiprocessor, which gets
- * some 20 bytes of memory a cycle, is asked for 40 of the 128 multiply-adds it can do.
+ * C^T = B^T A^T.) A multiprocessor gets some 20 bytes of memory a cycle: 5 elements of F32, 20 multiply-adds of the 128 it can do. Of F16
+ * or BF16 it would be 40, and as many conversions; an H200 then took 30 to 35 us for 4096 x 11008 elements and 4 rows, which memory
+ * gives in 21. So these are for the tensor cores, but for short columns.
  *
  *  To hide the latency of memory (some 0.7 us at 4.8 TB/s: 3.4 MB) each of 132 multiprocessors needs about 25 KB on the way. So each
- *  thread asks for several chunks of 16 bytes before it uses the first. Nothing of this was measured yet.
+ *  thread asks for several chunks of 16 bytes before it uses the first.
  *
- *  The order of a sum depends on K and on which of the two kernels it is: not on N, the rows, the batch or the device. */
+ *  The order of a sum depends on K and on which of the kernels it is: not on N, the rows, the batch or the device. */
 #pragma once
 #include "cuda/gemm_params.h"
 
@@ -187,6 +188,149 @@ struct GemvAlongN {
             if (ctx.thread() < kSums) {
                 Acc<T> sum = shared[ctx.thread()];
                 for (int other = 1; other < kWarps; ++other) sum += shared[other * kSums + ctx.thread()];
+                finish<T, 1>(ctx, p, item, ctx.thread() / kTileColumns, first + ctx.thread() % kTileColumns, {sum});
+            }
+            ctx.sync(); // before the next tile's sums
+        }
+    }
+};
+
+/** F16 and BF16, by tensor cores: C^T = B^T A^T. 16 columns of B are what an instruction calls rows; its 8 columns are rows of A, which
+ *  there are at most 4 of, so that B along N uses them for two sets of k: a column of B is in one of them, and its sums with A's k's of
+ *  the other are left alone. What lies beyond K is 0, in A and in B.
+ *
+ *  Within an instruction any k may have any place, if it has the same in A and in B. So 16 bytes along K, of a column of B or a row of A,
+ *  are a lane's part of two instructions as they are, and a lane reads neighbouring rows of B.
+ *
+ *  Warps take turns along K. Each lane asks for 8 chunks of B at a time, 32 KB in a block. */
+template <class T, bool AlongK, int Warps = 8, int Sets = AlongK ? 1 : 2>
+struct GemvMma {
+    static constexpr int kThreads = kWarp * Warps;
+    static constexpr int kBlocks = 24 / Warps;         // 80 registers a thread, so that none is spilled
+    static constexpr int kRows = 4, kLines = 8 / Sets; // of A; and how many there would be room for in a set of k
+    static constexpr int kFragments = AlongK ? 1 : 4;  // of 16 columns
+    static constexpr int kTileRows = kRows, kTileColumns = 2 * kLines * kFragments; // a group of 4 lanes has 2 or 8
+    static constexpr int E = 16 / sizeof(T);
+    static constexpr int kOfA = AlongK ? E : 4;             // k's that a lane multiplies at a time
+    static constexpr int kOfB = AlongK ? 2 : kOfA;          // and the chunks of B they are in
+    static constexpr int kAhead = 8 / kOfB;                 // how many times that it asks for before it uses the first
+    static constexpr int kNext = AlongK ? 4 * E : kOfA;     // and how far these are apart
+    static constexpr int kDepth = kOfA * kAhead * 4 * Sets; // k's that a warp takes at a time
+    static constexpr size_t kSharedBytes = Warps * Sets * kRows * kTileColumns * sizeof(float);
+    static_assert(kRows <= kLines && kRows * kTileColumns <= kThreads, "a thread finishes one element of C");
+    using Params = GemmParams;
+
+    /** What a lane multiplies. */
+    struct Lane {
+        const T *a, *b[2]; // its row of A; its two columns of B, or where its chunks of columns begin
+        int columns;       // how many of a chunk there are
+    };
+
+    template <int N>
+    struct Words {
+        uint32_t at[N / 2]; // two elements each
+    };
+    template <int N, class Ctx>
+    static INFINI_DEVICE Words<N> words(Ctx &ctx, const T *p) {
+        return bits_as<Words<N>>(ctx.template load<N * sizeof(T)>(p));
+    }
+
+    /** Adds the products of `Count` times kOfA k's of this lane, from k on. Whole: all chunks are, but for some beyond K if AlongK, and
+     *  aligned; else they are what there is of them, anywhere in memory. Whole chunks are asked for without a branch in between. */
+    template <int Count, bool Whole, class Ctx>
+    static INFINI_DEVICE void add(Ctx &ctx, const Params &p, const Lane &lane, int64_t k,
+                                  float (&sums)[kFragments][4]) {
+        const int left = static_cast<int>(p.k - k < kDepth ? p.k - k : kDepth);
+        Words<kOfA> a[Count] = {};
+        Words<E> b[Count][kOfB] = {};
+        const auto at_b = [&](int u, int c) {
+            return AlongK ? lane.b[c] + k + u * kNext : lane.b[0] + (k + u * kNext + c) * p.b.k;
+        };
+        const auto count_b = [&](int u, int c) {
+            return AlongK ? left - u * kNext : u * kNext + c < left ? lane.columns : 0;
+        };
+        INFINI_UNROLL
+        for (int u = 0; u < Count; ++u) {
+            INFINI_UNROLL
+            for (int c = 0; c < kOfB; ++c)
+                if ((Whole && !AlongK) || ((Whole || p.b.packs) && count_b(u, c) >= E))
+                    b[u][c] = words<E>(ctx, at_b(u, c));
+            if constexpr (Whole)
+                if (!AlongK || left - u * kNext >= kOfA) a[u] = words<kOfA>(ctx, lane.a + k + u * kNext);
+        }
+        if constexpr (!Whole) {
+            static_assert(Count == 1);
+            a[0] =
+                bits_as<Words<kOfA>>(load_some<T, kOfA>(ctx, lane.a + k * p.a.k, p.a.k, left, p.a.packs && p.a.by_k));
+            if (!p.b.packs || (AlongK ? left : lane.columns) < E) {
+                INFINI_UNROLL
+                for (int c = 0; c < kOfB; ++c)
+                    if (!p.b.packs || count_b(0, c) < E)
+                        b[0][c] = bits_as<Words<E>>(load_some<T, E>(ctx, at_b(0, c), 1, count_b(0, c), false));
+            }
+        }
+        INFINI_UNROLL
+        for (int u = 0; u < Count; ++u) {
+            const auto &x = a[u].at;
+            const auto &y = b[u];
+            if constexpr (AlongK) {
+                ctx.template multiply_add<T>(sums[0], {y[0].at[0], y[1].at[0], y[0].at[1], y[1].at[1]}, {x[0], x[1]});
+                ctx.template multiply_add<T>(sums[0], {y[0].at[2], y[1].at[2], y[0].at[3], y[1].at[3]}, {x[2], x[3]});
+            } else { // a word has two columns of one k
+                INFINI_UNROLL
+                for (int f = 0; f < kFragments; ++f)
+                    ctx.template multiply_add<T>(
+                        sums[f],
+                        {low_halves(y[0].at[f], y[1].at[f]), high_halves(y[0].at[f], y[1].at[f]),
+                         low_halves(y[2].at[f], y[3].at[f]), high_halves(y[2].at[f], y[3].at[f])},
+                        {x[0], x[1]});
+            }
+        }
+    }
+
+    template <class Ctx>
+    static INFINI_DEVICE void run(Ctx &ctx, const Params &p) {
+        float *const shared = ctx.template shared<float>(); // [warp][set][row][column]
+        const int warp = ctx.thread() / kWarp, group = ctx.thread() % kWarp / 4, quarter = ctx.thread() % 4;
+        const int line = group % kLines, own_set = group / kLines, own_k = (own_set * 4 + quarter) * E;
+        for (int64_t tile = ctx.block(); tile < p.tiles; tile += ctx.blocks()) {
+            const int64_t item = tile / p.tiles_n, first = (tile - item * p.tiles_n) * kTileColumns;
+            const bool ragged = !AlongK && p.n % E != 0 && first + kTileColumns > p.n;
+            // Rows and columns beyond the last are those before: they are read from L1 again, and not written.
+            Lane lane{p.a.template at<T>(item, line < p.m ? line : p.m - 1, 0), {}, E};
+            if constexpr (AlongK) {
+                INFINI_UNROLL
+                for (int c = 0; c < 2; ++c) {
+                    const int64_t j = first + 8 * c + line;
+                    lane.b[c] = p.b.template at<T>(item, j < p.n ? j : p.n - 1, 0);
+                }
+            } else {
+                const int64_t j = first + line * E;
+                lane.b[0] = p.b.template at<T>(item, j + E <= p.n || ragged ? j : p.n - E, 0);
+                if (ragged) lane.columns = static_cast<int>(p.n - j < E ? p.n - j : E);
+            }
+            const bool packs = p.b.packs && p.a.packs && p.a.by_k && !ragged;
+            // Where a step begins that is not whole, or later.
+            const int64_t whole = !packs ? 0 : AlongK && p.k % E == 0 ? p.k : p.k - kDepth + 1;
+            float sums[kFragments][4] = {};
+            int64_t k = warp * kDepth;
+            for (; k < whole; k += Warps * kDepth) add<kAhead, true>(ctx, p, lane, k + own_k, sums);
+            for (; k < p.k; k += Warps * kDepth)
+                for (int u = 0; u < kAhead; ++u) add<1, false>(ctx, p, lane, k + own_k + u * kNext, sums);
+
+            INFINI_UNROLL
+            for (int i = 0; i < kFragments * 4; ++i) {
+                const int f = i / 4, row = (2 * quarter + i % 2) % kLines, set = (2 * quarter + i % 2) / kLines;
+                const int column = AlongK ? line + i / 2 * 8 : line * E + 2 * f + i / 2 % 2;
+                if (set == own_set && row < kRows)
+                    shared[((warp * Sets + set) * kRows + row) * kTileColumns + column] = sums[f][i % 4];
+            }
+            ctx.sync();
+            constexpr int kSums = kRows * kTileColumns;
+            if (ctx.thread() < kSums) {
+                float sum = shared[ctx.thread()];
+                INFINI_UNROLL
+                for (int other = 1; other < Warps * Sets; ++other) sum += shared[other * kSums + ctx.thread()];
                 finish<T, 1>(ctx, p, item, ctx.thread() / kTileColumns, first + ctx.thread() % kTileColumns, {sum});
             }
             ctx.sync(); // before the next tile's sums
