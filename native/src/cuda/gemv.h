@@ -124,15 +124,18 @@ struct GemvAlongK {
     }
 };
 
-/** B is contiguous along N (row-major). A block takes 64 bytes of columns; 4 threads a row of these, 128 rows at a time. 64 bytes are
- *  two sectors, all that memory gives at a time, and make 128 blocks of 4096 columns of F16, 256 of F32. */
-template <class T, int Rows>
+/** B is contiguous along N (row-major). A block takes 128 bytes of columns, 8 threads a row of these, 32 rows at a time: that makes 128
+ *  blocks of 4096 columns of F32. */
+template <class T, int Rows, int Threads = 256, int Lanes = 8>
 struct GemvAlongN {
-    static constexpr int kThreads = 512;
+    static constexpr int kThreads = Threads;
+    static constexpr int kBlocks =
+        (Rows == 1 ? 768 : 512) / Threads; // 80 or 128 registers a thread, so that none is spilled
     static constexpr int E = 16 / sizeof(T);
-    static constexpr int kLanes = 4, kTileRows = Rows, kTileColumns = kLanes * E;
+    static constexpr int kLanes = Lanes, kTileRows = Rows, kTileColumns = kLanes * E;
     static constexpr int kStep = kThreads / kLanes; // rows of B that are read at a time
-    static constexpr int kAhead = 4;                // and how many times that, before any is used: 32 KB a block
+    static constexpr int kAhead =
+        Rows * sizeof(T) <= 16 ? 8 : 4; // and how many times that, before any is used: 32 KB a block
     static constexpr int kWarps = kThreads / kWarp, kSums = Rows * kTileColumns;
     static constexpr size_t kSharedBytes = kWarps * kSums * sizeof(Acc<T>);
     using Params = GemmParams;
@@ -175,6 +178,11 @@ struct GemvAlongN {
             if (p.b.packs && left >= E)
                 for (; k + (kAhead - 1) * kStep < p.k; k += kAhead * kStep)
                     add<kAhead, true>(ctx, p, rows, column, left, k, sums);
+            constexpr int kHalf = kAhead / 2;
+            if (p.b.packs && left >= E && k + (kHalf - 1) * kStep < p.k) {
+                add<kHalf, true>(ctx, p, rows, column, left, k, sums);
+                k += kHalf * kStep;
+            }
             for (; k < p.k; k += kStep) add<1, false>(ctx, p, rows, column, left, k, sums);
 
             INFINI_UNROLL
