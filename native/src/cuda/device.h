@@ -50,17 +50,12 @@ INFINI_DEVICE float reciprocal_sqrt(float x) { return 1.0f / sqrtf(x); }
 INFINI_DEVICE double reciprocal_sqrt(double x) { return 1.0 / sqrt(x); }
 INFINI_DEVICE float fused(float a, float b, float c) { return fmaf(a, b, c); }
 INFINI_DEVICE double fused(double a, double b, double c) { return fma(a, b, c); }
-/** The lower, or the upper, halves of two words, that of `a` first: one instruction, where the compiler makes two of shifts. */
-INFINI_DEVICE uint32_t low_halves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5410); }
-INFINI_DEVICE uint32_t high_halves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x7632); }
 #else
 #include "cpu/half.inl"
 inline float reciprocal_sqrt(float x) { return 1.0f / std::sqrt(x); }
 inline double reciprocal_sqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float fused(float a, float b, float c) { return std::fma(a, b, c); }
 inline double fused(double a, double b, double c) { return std::fma(a, b, c); }
-inline uint32_t low_halves(uint32_t a, uint32_t b) { return (a & 0xffff) | b << 16; }
-inline uint32_t high_halves(uint32_t a, uint32_t b) { return a >> 16 | (b & 0xffff0000); }
 #endif
 
 /** What an element type is computed in, and the way there and back, rounding once. */
@@ -244,7 +239,7 @@ INFINI_DEVICE void forget_origin([[maybe_unused]] U &unit) {
 #endif
 }
 
-/** Four bytes of the eight of a and b; which ones, from the first on, the four bits each of `which` say. */
+/** Four bytes of the eight of a and b, in one instruction; which ones, from the first on, the four bits each of `which` say. */
 #ifdef __CUDACC__
 INFINI_DEVICE uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) { return __byte_perm(a, b, which); }
 #else

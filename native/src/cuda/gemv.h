@@ -289,8 +289,8 @@ struct GemvMma {
                 for (int f = 0; f < kFragments; ++f)
                     ctx.template multiply_add<T>(
                         sums[f],
-                        {low_halves(y[0].at[f], y[1].at[f]), high_halves(y[0].at[f], y[1].at[f]),
-                         low_halves(y[2].at[f], y[3].at[f]), high_halves(y[2].at[f], y[3].at[f])},
+                        {pick_bytes(y[0].at[f], y[1].at[f], 0x5410), pick_bytes(y[0].at[f], y[1].at[f], 0x7632),
+                         pick_bytes(y[2].at[f], y[3].at[f], 0x5410), pick_bytes(y[2].at[f], y[3].at[f], 0x7632)},
                         {x[0], x[1]});
             }
         }
