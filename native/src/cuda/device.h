@@ -10,11 +10,13 @@
 #include <cuda_fp16.h>
 #define INFINI_DEVICE __device__ __forceinline__
 #define INFINI_UNROLL _Pragma("unroll")
+#define INFINI_NO_UNROLL _Pragma("unroll 1")
 #else
 #include <cmath>
 #include <cstring>
 #define INFINI_DEVICE inline
 #define INFINI_UNROLL _Pragma("GCC unroll 64")
+#define INFINI_NO_UNROLL
 #endif
 
 namespace infini::cuda {
@@ -231,11 +233,12 @@ INFINI_DEVICE Chunk<T, N> repeat(const T &one) {
     return x;
 }
 
-/** The compiler is not to remember what a unit is made from: else it keeps that in registers, which are more. */
+/** The compiler is not to remember what a number is made from, nor to keep what it has made of it: that takes more registers. */
 template <class U>
-INFINI_DEVICE void forget_origin([[maybe_unused]] U &unit) {
+INFINI_DEVICE void forget_origin([[maybe_unused]] U &x) {
 #ifdef __CUDACC__
-    if constexpr (sizeof(U) == 4) asm volatile("" : "+r"(unit));
+    if constexpr (sizeof(U) == 4) asm volatile("" : "+r"(x));
+    if constexpr (sizeof(U) == 8) asm volatile("" : "+l"(x));
 #endif
 }
 

@@ -156,6 +156,7 @@ TileSizes tile_sizes(double) { return sizes<PlainTile<double, 64, 64, 4, 4>, Pla
 /* ---- a few rows ---------------------------------------------------------------------------------------------------- */
 
 constexpr int64_t kGemvRows = 4;
+constexpr int64_t kLongestSum = int64_t{1} << 30; // of which 32 bits can count some more
 constexpr int64_t kShortColumn = 1024; // bytes along K: up to here eight threads take 8 chunks each
 
 template <class T, int Rows>
@@ -171,7 +172,7 @@ infiniStatus_t plan_gemv(const InfiniProblem &problem, std::unique_ptr<CudaPlan>
     for (const bool exchange : {false, true}) {
         auto made = std::make_unique<GemmPlan>(problem, exchange);
         const GemmParams &p = made->params;
-        if (p.m > kGemvRows || (p.b.k != 1 && p.b.w != 1)) continue;
+        if (p.m > kGemvRows || p.k > kLongestSum || (p.b.k != 1 && p.b.w != 1)) continue;
         made->description = p.b.by_k ? "gemv, B read along k" : "gemv, B read along n";
         if (exchange) made->description = p.b.by_k ? "gemv, A read along k" : "gemv, A read along m";
         const GemmKernel kernel = by_element(problem.operands[kC].dtype, [&](auto element) {

@@ -126,7 +126,7 @@ struct GemvAlongK {
 
 /** B is contiguous along N (row-major). A block takes 128 bytes of columns, 8 threads a row of these, 32 rows at a time: that makes 128
  *  blocks of 4096 columns of F32. */
-template <class T, int Rows, int Threads = 256, int Lanes = 8>
+template <class T, int Rows, int Threads = 256, int Lanes = Rows == 1 ? 16 : 8>
 struct GemvAlongN {
     static constexpr int kThreads = Threads;
     static constexpr int kBlocks =
@@ -211,19 +211,19 @@ struct GemvAlongN {
  *  are a lane's part of two instructions as they are, and a lane reads neighbouring rows of B.
  *
  *  Warps take turns along K. Each lane asks for 8 chunks of B at a time, 32 KB in a block. */
-template <class T, bool AlongK, int Warps = 8, int Sets = AlongK ? 1 : 2>
+template <class T, bool AlongK, int Warps = AlongK ? 4 : 8, int Sets = AlongK ? 2 : 1>
 struct GemvMma {
     static constexpr int kThreads = kWarp * Warps;
-    static constexpr int kBlocks = 24 / Warps;         // 80 registers a thread, so that none is spilled
+    static constexpr int kBlocks = (AlongK ? 22 : 24) / Warps; // 96 or 80 registers a thread, so that none is spilled
     static constexpr int kRows = 4, kLines = 8 / Sets; // of A; and how many there would be room for in a set of k
     static constexpr int kFragments = AlongK ? 1 : 4;  // of 16 columns
     static constexpr int kTileRows = kRows, kTileColumns = 2 * kLines * kFragments; // a group of 4 lanes has 2 or 8
     static constexpr int E = 16 / sizeof(T);
-    static constexpr int kOfA = AlongK ? E : 4;             // k's that a lane multiplies at a time
-    static constexpr int kOfB = AlongK ? 2 : kOfA;          // and the chunks of B they are in
-    static constexpr int kAhead = 8 / kOfB;                 // how many times that it asks for before it uses the first
-    static constexpr int kNext = AlongK ? 4 * E : kOfA;     // and how far these are apart
-    static constexpr int kDepth = kOfA * kAhead * 4 * Sets; // k's that a warp takes at a time
+    static constexpr int kOfA = AlongK ? E : 4;    // k's that a lane multiplies at a time
+    static constexpr int kOfB = AlongK ? 2 : kOfA; // and the chunks of B they are in
+    static constexpr int kAhead = 8 / kOfB;        // how many times that it asks for before it uses the first
+    static constexpr int kNext = AlongK ? 4 * E * Sets : kOfA; // and how far these are apart
+    static constexpr int kDepth = kOfA * kAhead * 4 * Sets;    // k's that a warp takes at a time
     static constexpr size_t kSharedBytes = Warps * Sets * kRows * kTileColumns * sizeof(float);
     static_assert(kRows <= kLines && kRows * kTileColumns <= kThreads, "a thread finishes one element of C");
     using Params = GemmParams;
@@ -246,13 +246,15 @@ struct GemvMma {
     /** Adds the products of `Count` times kOfA k's of this lane, from k on. Whole: all chunks are, but for some beyond K if AlongK, and
      *  aligned; else they are what there is of them, anywhere in memory. Whole chunks are asked for without a branch in between. */
     template <int Count, bool Whole, class Ctx>
-    static INFINI_DEVICE void add(Ctx &ctx, const Params &p, const Lane &lane, int64_t k,
-                                  float (&sums)[kFragments][4]) {
-        const int left = static_cast<int>(p.k - k < kDepth ? p.k - k : kDepth);
+    static INFINI_DEVICE void add(Ctx &ctx, const Params &p, const Lane &lane, int k, float (&sums)[kFragments][4]) {
+        const int left = Whole && !AlongK ? kDepth : static_cast<int>(p.k) - k;
         Words<kOfA> a[Count] = {};
         Words<E> b[Count][kOfB] = {};
+        int64_t step = p.b.k;
+        if (!AlongK) forget_origin(step);
+        const T *const row = lane.b[0] + k * step;
         const auto at_b = [&](int u, int c) {
-            return AlongK ? lane.b[c] + k + u * kNext : lane.b[0] + (k + u * kNext + c) * p.b.k;
+            return AlongK ? lane.b[c] + k + u * kNext : row + (u * kNext + c) * step;
         };
         const auto count_b = [&](int u, int c) {
             return AlongK ? left - u * kNext : u * kNext + c < left ? lane.columns : 0;
@@ -309,7 +311,7 @@ struct GemvMma {
             if constexpr (AlongK) {
                 INFINI_UNROLL
                 for (int c = 0; c < 2; ++c) {
-                    const int64_t j = first + 8 * c + line;
+                    const int64_t j = first + kLines * c + line;
                     lane.b[c] = p.b.template at<T>(item, j < p.n ? j : p.n - 1, 0);
                 }
             } else {
@@ -319,17 +321,19 @@ struct GemvMma {
             }
             const bool packs = p.b.packs && p.a.packs && p.a.by_k && !ragged;
             // Where a step begins that is not whole, or later.
-            const int64_t whole = !packs ? 0 : AlongK && p.k % E == 0 ? p.k : p.k - kDepth + 1;
+            const int depth = static_cast<int>(p.k);
+            const int whole = !packs ? 0 : AlongK && depth % E == 0 ? depth : depth - kDepth + 1;
             float sums[kFragments][4] = {};
-            int64_t k = warp * kDepth;
-            for (; k < whole; k += Warps * kDepth) add<kAhead, true>(ctx, p, lane, k + own_k, sums);
-            for (; k < p.k; k += Warps * kDepth)
-                for (int u = 0; u < kAhead; ++u) add<1, false>(ctx, p, lane, k + own_k + u * kNext, sums);
+            int k = warp * kDepth;
+            INFINI_NO_UNROLL // chunks of two steps would not fit in the registers
+                for (; k < whole; k += Warps * kDepth) add<kAhead, true>(ctx, p, lane, k + own_k, sums);
+            for (; k < depth; k += Warps * kDepth) INFINI_NO_UNROLL
+            for (int u = 0; u < kAhead; ++u) add<1, false>(ctx, p, lane, k + own_k + u * kNext, sums);
 
             INFINI_UNROLL
             for (int i = 0; i < kFragments * 4; ++i) {
                 const int f = i / 4, row = (2 * quarter + i % 2) % kLines, set = (2 * quarter + i % 2) / kLines;
-                const int column = AlongK ? line + i / 2 * 8 : line * E + 2 * f + i / 2 % 2;
+                const int column = AlongK ? line + i / 2 * kLines : line * E + 2 * f + i / 2 % 2;
                 if (set == own_set && row < kRows)
                     shared[((warp * Sets + set) * kRows + row) * kTileColumns + column] = sums[f][i % 4];
             }

@@ -258,7 +258,7 @@ INFINI_DEVICE void write_units(Ctx &ctx, T *to, int lane, const Chunk<T, kPerUni
             ctx.store(bytes + i, static_cast<uint8_t>(x.unit[0] >> (8 * i)));
 }
 
-/** Squares of 32 by 32 units, or of 64 by 64 where that takes no more than 256 bytes along a side. An input that is contiguous along y is
+/** Squares of 32 by 32 units, or of 64 by 64 elements of 4 bytes. An input that is contiguous along y is
  *  read by units along y; as many by as many elements as a unit has are transposed in a thread's registers and written to shared memory
  *  as units along x. There the unit of column c in the rows of unit l stands at c + l, modulo the units of a row: lanes meet in no bank,
  *  neither when they write a column nor when they read a row. */
@@ -268,7 +268,8 @@ struct UnitTileKernel {
     static constexpr int kOperands = 1 + Map::kInputs;
     static constexpr int kThreads = 256, kWarps = kThreads / kWarp;
     static constexpr int P = kPerUnit<T>, kSide = tile_side(sizeof(T)), kUnits = kSide / P, kParts = kUnits / kWarp;
-    static constexpr int kBlocks = 3; // 80 registers a thread
+    static constexpr int kBlocks = Split && P == 4 ? 2 : 3; // 128 or 80 registers a thread, so that none is spilled
+    static constexpr bool kShifts = P == 4;                 // of two elements in a unit, each is rather moved by itself
     static constexpr size_t kTileBytes = static_cast<size_t>(kSide) * kUnits * sizeof(Unit<T>);
     using Params = TileParams<T, kOperands>;
     using Part = TilePart<T, kOperands, Split>;
@@ -278,7 +279,7 @@ struct UnitTileKernel {
         const Part part(p, ctx.block(), kSide);
         if (part.width != kSide || part.height != kSide)
             tile<kPartial>(ctx, part);
-        else if (P > 1 && part.inside(P))
+        else if (kShifts && part.inside(P))
             tile<kInside>(ctx, part);
         else
             tile<kWhole>(ctx, part);
@@ -319,7 +320,7 @@ private:
                 }
                 const Chunk<T, P> out = apply<Map, P>(in);
                 T *const to = part.row(0, row) + column;
-                if constexpr (P > 1 && E != kPartial)
+                if constexpr (kShifts && E != kPartial)
                     write_units(ctx, to, lane, out);
                 else if (count >= P)
                     store_chunk_or_elements(ctx, to, p.alignment[0], out);

@@ -40,8 +40,8 @@ struct MapLayout {
     bool split() const { return far_x > 1 || far_y > 1; }
 };
 
-/** Elements along each side of a tile, for elements of a size in bytes: 128 bytes of the smallest, else 256 or more. */
-constexpr int tile_side(int element_size) { return element_size <= 2 ? 128 : element_size == 4 ? 64 : 32; }
+/** Elements along each side of a tile, for elements of a size in bytes: 128 bytes of small ones, else 256 or more. */
+constexpr int tile_side(int element_size) { return element_size == 1 ? 128 : element_size <= 4 ? 64 : 32; }
 
 constexpr int64_t kMaxBlocks = 0x7fffffff; // of a launch
 
