@@ -41,6 +41,8 @@ constexpr int64_t kStepsB = 4 << 20, kStepsLeastRun = 1024, kStepsNearRows = 8 *
 constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
 constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:
 constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
+/* GemmInPlace::stream_ahead. What Zen 3 and Zen 4 (512 KiB and 1 MiB) fetch on their own suffers from what comes too early. */
+constexpr int64_t kStreamSmallL2 = 1 << 20, kStreamAheadSmallL2 = 384, kStreamAhead = 768;
 constexpr int64_t kStreamTasks = 16; // for a thread, since one of two often falls behind with what comes from memory
 constexpr int64_t kHeldRowsUncrowded = 4; // from more rows on, short steps are faster
 
@@ -166,6 +168,7 @@ struct InPlace final : Way {
         common.a_unit = packs_a ? m : a.col;
         common.b_stride = by_rows ? b.row : b.col;
         common.n = n;
+        common.stream_ahead = second_level_cache() <= kStreamSmallL2 ? kStreamAheadSmallL2 : kStreamAhead;
         common.ld = ld;
         common.begins = common.ends = true;
         common.c_row = c.row;

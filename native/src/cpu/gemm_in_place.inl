@@ -196,16 +196,16 @@ template <class T, int Exactness, int R, int G>
 INFINI_INLINE void stream_units(const GemmInPlace &g, const typename Units<T>::Unit *a, const T *b, bool pairs_up,
                                 typename Units<T>::Least &least) {
     constexpr int N = Units<T>::Sums::N;
-    // These are more streams than the hardware follows. Zen 3's own fetching suffers most from what comes too early.
-    constexpr int64_t kAhead = (kFetchesNear<R> ? kSmallL2 ? 384 : 768 : 1024) / sizeof(T);
+    // These are more streams than the hardware follows.
+    const int64_t far = (kFetchesNear<R> ? g.stream_ahead : 1024) / static_cast<int64_t>(sizeof(T));
     typename Units<T>::Vector wide[G][R];
     for (int u = 0; u < G; ++u)
         for (int r = 0; r < R; ++r) wide[u][r] = broadcast(a[r * g.a_row + u * g.a_unit]);
     auto *const part = static_cast<typename Units<T>::Sums::Scalar *>(g.part);
     int64_t j = 0;
     for (; j + 2 * N <= g.n; j += 2 * N) {
-        const int64_t beyond = j + kAhead - g.n; // of these rows: it is the next ones' beginning that comes then
-        const T *ahead = beyond < 0 ? b + j + kAhead : b + G * Units<T>::kDepth * g.b_stride + beyond;
+        const int64_t beyond = j + far - g.n; // of these rows: it is the next ones' beginning that comes then
+        const T *ahead = beyond < 0 ? b + j + far : b + G * Units<T>::kDepth * g.b_stride + beyond;
         stream_tile<T, Exactness, R, G, 2>(wide, b + j, ahead, g.b_stride, N, pairs_up, part + j, g.ld, least);
     }
     for (; j < g.n; j += N)

@@ -110,7 +110,9 @@ struct GemmInPlace {
     const void *ahead;   // of B, to be fetched meanwhile: by the kernels of `rows` a row in so many steps, by those of
     int64_t ahead_every; // `columns` as much as they multiply; nothing if that is 0
     GemmFetch *fetch;    // by the kernels of `rows`, in place of that; or null
-    void *c;             // where the result goes, its columns contiguous; null: to sums
+    int64_t
+        stream_ahead; // bytes of each row of B that the kernels of `streams` for one row or two fetch beyond what they multiply
+    void *c;          // where the result goes, its columns contiguous; null: to sums
     int64_t c_row;
     float alpha, beta; // of c
 };
