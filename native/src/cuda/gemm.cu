@@ -157,7 +157,7 @@ TileSizes tile_sizes(double) { return sizes<PlainTile<double, 64, 64, 4, 4>, Pla
 
 constexpr int64_t kGemvRows = 4;
 constexpr int64_t kLongestSum = int64_t{1} << 30; // of which 32 bits can count some more
-constexpr int64_t kShortColumn = 1024; // bytes along K: up to here eight threads take 8 chunks each
+constexpr int64_t kShortColumn = 1024;            // bytes along K: up to here eight threads take 8 chunks each
 
 template <class T, int Rows>
 GemmKernel gemv_kernel(const GemmParams &p) {

@@ -258,10 +258,10 @@ INFINI_DEVICE void write_units(Ctx &ctx, T *to, int lane, const Chunk<T, kPerUni
             ctx.store(bytes + i, static_cast<uint8_t>(x.unit[0] >> (8 * i)));
 }
 
-/** Squares of 32 by 32 units, or of 64 by 64 elements of 4 bytes. An input that is contiguous along y is
- *  read by units along y; as many by as many elements as a unit has are transposed in a thread's registers and written to shared memory
- *  as units along x. There the unit of column c in the rows of unit l stands at c + l, modulo the units of a row: lanes meet in no bank,
- *  neither when they write a column nor when they read a row. */
+/** Squares of 32 by 32 units, or of 64 by 64 elements of 4 bytes. An input that is contiguous along y is read by units along y; as many
+ *  by as many elements as a unit has are transposed in a thread's registers and written to shared memory as units along x. There the
+ *  unit of column c in the rows of unit l stands at c + l, modulo the units of a row: lanes meet in no bank, neither when they write a
+ *  column nor when they read a row. */
 template <class Map, bool Split>
 struct UnitTileKernel {
     using T = typename Map::Element;
