@@ -36,9 +36,6 @@ infiniStatus_t on_device(int device_id, Body &&body) {
     });
 }
 
-/** Can all devices place a kernel's blocks before those of the one before it are done? What the probe found. */
-bool kernels_begin_early();
-
 /** From here on a child process made by fork() is refused: CUDA cannot be used there. */
 void refuse_forked_children();
 

@@ -230,10 +230,7 @@ infiniStatus_t plan_tiled(const InfiniProblem &problem, std::unique_ptr<CudaPlan
     // C is written along what is contiguous in it.
     auto made = std::make_unique<GemmPlan>(problem, c.stride[1] == 1 && c.stride[2] != 1);
     int processors;
-    if (const infiniStatus_t status =
-            check("asking for the number of multiprocessors",
-                  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, problem.device_id)))
-        return status;
+    if (const infiniStatus_t status = count_multiprocessors(problem.device_id, &processors)) return status;
     const TileSizes sizes = by_element(c.dtype, [](auto element) { return tile_sizes(element); });
     const GemmKernel &large = sizes.large, &small = sizes.small;
     const bool fills = made->params.m > small.tile_m && made->params.n > small.tile_n &&

@@ -124,15 +124,14 @@ struct GemvAlongK {
     }
 };
 
-/** B is contiguous along N (row-major). A block takes 128 bytes of columns, 8 threads a row of these, 32 rows at a time: that makes 128
- *  blocks of 4096 columns of F32. */
-template <class T, int Rows, int Threads = 256, int Lanes = Rows == 1 ? 16 : 8>
+/** B is contiguous along N (row-major). A block takes 256 bytes of columns for one row of A, 128 for more, and 16 or 32 rows of B at a
+ *  time: 172 or 344 blocks of 11008 columns of F32. */
+template <class T, int Rows>
 struct GemvAlongN {
-    static constexpr int kThreads = Threads;
-    static constexpr int kBlocks =
-        (Rows == 1 ? 768 : 512) / Threads; // 80 or 128 registers a thread, so that none is spilled
+    static constexpr int kThreads = 256;
+    static constexpr int kBlocks = Rows == 1 ? 3 : 2; // 80 or 128 registers a thread, so that none is spilled
     static constexpr int E = 16 / sizeof(T);
-    static constexpr int kLanes = Lanes, kTileRows = Rows, kTileColumns = kLanes * E;
+    static constexpr int kLanes = Rows == 1 ? 16 : 8, kTileRows = Rows, kTileColumns = kLanes * E;
     static constexpr int kStep = kThreads / kLanes; // rows of B that are read at a time
     static constexpr int kAhead =
         Rows * sizeof(T) <= 16 ? 8 : 4; // and how many times that, before any is used: 32 KB a block
@@ -204,27 +203,29 @@ struct GemvAlongN {
 };
 
 /** F16 and BF16, by tensor cores: C^T = B^T A^T. 16 columns of B are what an instruction calls rows; its 8 columns are rows of A, which
- *  there are at most 4 of, so that B along N uses them for two sets of k: a column of B is in one of them, and its sums with A's k's of
- *  the other are left alone. What lies beyond K is 0, in A and in B.
+ *  there are at most 4 of, so that B along K uses them for two sets of k: a column of B is in one of them, and its sums with A's k's of
+ *  the other are left alone. That makes 8 columns of a block, and enough blocks for all multiprocessors to have as much to do. What
+ *  lies beyond K is 0, in A and in B.
  *
  *  Within an instruction any k may have any place, if it has the same in A and in B. So 16 bytes along K, of a column of B or a row of A,
  *  are a lane's part of two instructions as they are, and a lane reads neighbouring rows of B.
  *
- *  Warps take turns along K. Each lane asks for 8 chunks of B at a time, 32 KB in a block. */
-template <class T, bool AlongK, int Warps = AlongK ? 4 : 8, int Sets = AlongK ? 2 : 1>
+ *  Warps take turns along K. Each lane asks for 8 chunks of B at a time, 16 or 32 KB in a block. */
+template <class T, bool AlongK>
 struct GemvMma {
-    static constexpr int kThreads = kWarp * Warps;
-    static constexpr int kBlocks = (AlongK ? 22 : 24) / Warps; // 96 or 80 registers a thread, so that none is spilled
-    static constexpr int kRows = 4, kLines = 8 / Sets; // of A; and how many there would be room for in a set of k
-    static constexpr int kFragments = AlongK ? 1 : 4;  // of 16 columns
+    static constexpr int kWarps = AlongK ? 4 : 8, kSets = AlongK ? 2 : 1; // of a block; of k
+    static constexpr int kThreads = kWarp * kWarps;
+    static constexpr int kBlocks = AlongK ? 5 : 3;      // 96 or 80 registers a thread, so that none is spilled
+    static constexpr int kRows = 4, kLines = 8 / kSets; // of A; and how many there would be room for in a set of k
+    static constexpr int kFragments = AlongK ? 1 : 4;   // of 16 columns
     static constexpr int kTileRows = kRows, kTileColumns = 2 * kLines * kFragments; // a group of 4 lanes has 2 or 8
     static constexpr int E = 16 / sizeof(T);
     static constexpr int kOfA = AlongK ? E : 4;    // k's that a lane multiplies at a time
     static constexpr int kOfB = AlongK ? 2 : kOfA; // and the chunks of B they are in
     static constexpr int kAhead = 8 / kOfB;        // how many times that it asks for before it uses the first
-    static constexpr int kNext = AlongK ? 4 * E * Sets : kOfA; // and how far these are apart
-    static constexpr int kDepth = kOfA * kAhead * 4 * Sets;    // k's that a warp takes at a time
-    static constexpr size_t kSharedBytes = Warps * Sets * kRows * kTileColumns * sizeof(float);
+    static constexpr int kNext = AlongK ? 4 * E * kSets : kOfA; // and how far these are apart
+    static constexpr int kDepth = kOfA * kAhead * 4 * kSets;    // k's that a warp takes at a time
+    static constexpr size_t kSharedBytes = kWarps * kSets * kRows * kTileColumns * sizeof(float);
     static_assert(kRows <= kLines && kRows * kTileColumns <= kThreads, "a thread finishes one element of C");
     using Params = GemmParams;
 
@@ -326,8 +327,8 @@ struct GemvMma {
             float sums[kFragments][4] = {};
             int k = warp * kDepth;
             INFINI_NO_UNROLL // chunks of two steps would not fit in the registers
-                for (; k < whole; k += Warps * kDepth) add<kAhead, true>(ctx, p, lane, k + own_k, sums);
-            for (; k < depth; k += Warps * kDepth) INFINI_NO_UNROLL
+                for (; k < whole; k += kWarps * kDepth) add<kAhead, true>(ctx, p, lane, k + own_k, sums);
+            for (; k < depth; k += kWarps * kDepth) INFINI_NO_UNROLL
             for (int u = 0; u < kAhead; ++u) add<1, false>(ctx, p, lane, k + own_k + u * kNext, sums);
 
             INFINI_UNROLL
@@ -335,14 +336,14 @@ struct GemvMma {
                 const int f = i / 4, row = (2 * quarter + i % 2) % kLines, set = (2 * quarter + i % 2) / kLines;
                 const int column = AlongK ? line + i / 2 * kLines : line * E + 2 * f + i / 2 % 2;
                 if (set == own_set && row < kRows)
-                    shared[((warp * Sets + set) * kRows + row) * kTileColumns + column] = sums[f][i % 4];
+                    shared[((warp * kSets + set) * kRows + row) * kTileColumns + column] = sums[f][i % 4];
             }
             ctx.sync();
             constexpr int kSums = kRows * kTileColumns;
             if (ctx.thread() < kSums) {
                 float sum = shared[ctx.thread()];
                 INFINI_UNROLL
-                for (int other = 1; other < Warps * Sets; ++other) sum += shared[other * kSums + ctx.thread()];
+                for (int other = 1; other < kWarps * kSets; ++other) sum += shared[other * kSums + ctx.thread()];
                 finish<T, 1>(ctx, p, item, ctx.thread() / kTileColumns, first + ctx.thread() % kTileColumns, {sum});
             }
             ctx.sync(); // before the next tile's sums

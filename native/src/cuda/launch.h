@@ -15,6 +15,7 @@
 
 #include <type_traits>
 
+#include "cuda/cuda_backend.h"
 #include "cuda/error.h"
 #include "cuda/map_plan.h"
 
@@ -56,6 +57,12 @@ const void *kernel_address() {
 #endif
 
 constexpr size_t kPlainSharedBytes = 48 << 10; // what a block may have without asking
+
+/** What a launch is to keep busy. */
+inline infiniStatus_t count_multiprocessors(int device_id, int *count) {
+    return check("asking for the number of multiprocessors",
+                 cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device_id));
+}
 
 /** Makes a kernel ready to be launched on the current device with up to that much shared memory. */
 template <class Kernel>

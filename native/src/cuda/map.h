@@ -42,14 +42,34 @@ INFINI_DEVICE Chunk<typename Map::Element, N> apply(const Chunk<typename Map::El
     return y;
 }
 
+/** `count` of N neighbours, or one element for all; whole, if they are all there and aligned. */
+template <class T, int N, class Ctx>
+INFINI_DEVICE Chunk<T, N> read(Ctx &ctx, const T *from, bool constant, bool whole, int count) {
+    if (constant) return repeat<T, N>(load<T, 1>(ctx, from).at[0]);
+    return whole ? load_chunk<T, N>(ctx, from) : load_elements<T, N>(ctx, from, 1, count);
+}
+template <class T, int N, class Ctx>
+INFINI_DEVICE void write(Ctx &ctx, T *to, bool whole, int count, const Chunk<T, N> &x) {
+    if (whole)
+        store_chunk<T, N>(ctx, to, x);
+    else
+        store_elements<T, N>(ctx, to, x, count);
+}
+
+/** Of kernels of rows: a block's vectors, of V elements. */
+template <class Map, int V>
+struct RowBlocks {
+    static constexpr int kThreads = 256;
+    static constexpr int kUnroll = loads_in_flight(Map::kInputs * V * static_cast<int>(sizeof(typename Map::Element)));
+    static constexpr int kBlockVectors = kThreads * kUnroll;
+};
+
 /** All that there is is one row: V elements at once of operands that are contiguous, or constant. */
 template <class Map, int V>
-struct RunKernel {
+struct RunKernel : RowBlocks<Map, V> {
     using T = typename Map::Element;
-    static constexpr int kOperands = 1 + Map::kInputs, kVector = V;
-    static constexpr int kThreads = 256;
-    static constexpr int kUnroll = loads_in_flight(Map::kInputs * V * static_cast<int>(sizeof(T)));
-    static constexpr int kBlockVectors = kThreads * kUnroll;
+    using RowBlocks<Map, V>::kThreads, RowBlocks<Map, V>::kUnroll, RowBlocks<Map, V>::kBlockVectors;
+    static constexpr int kOperands = 1 + Map::kInputs;
 
     struct Params {
         T *base[kOperands];
@@ -80,34 +100,24 @@ private:
         for (int u = 0; u < kUnroll; ++u) {
             INFINI_UNROLL
             for (int i = 0; i < Map::kInputs; ++i) {
-                const T *const in = p.base[i + 1] + start(u);
-                if (p.constant[i + 1])
-                    x[u][i] = repeat<T, V>(load<T, 1>(ctx, p.base[i + 1]).at[0]);
-                else if (Whole || count(u) == V)
-                    x[u][i] = load_chunk<T, V>(ctx, in);
-                else
-                    x[u][i] = load_elements<T, V>(ctx, in, 1, count(u));
+                const bool constant = p.constant[i + 1];
+                const T *const in = constant ? p.base[i + 1] : p.base[i + 1] + start(u);
+                x[u][i] = read<T, V>(ctx, in, constant, Whole || count(u) == V, count(u));
             }
         }
         INFINI_UNROLL
         for (int u = 0; u < kUnroll; ++u) {
-            T *const out = p.base[0] + start(u);
-            if (Whole || count(u) == V)
-                store_chunk<T, V>(ctx, out, apply<Map, V>(x[u]));
-            else
-                store_elements<T, V>(ctx, out, apply<Map, V>(x[u]), count(u));
+            write<T, V>(ctx, p.base[0] + start(u), Whole || count(u) == V, count(u), apply<Map, V>(x[u]));
         }
     }
 };
 
 /** V elements of a row at once. */
 template <class Map, int V>
-struct RowsKernel {
+struct RowsKernel : RowBlocks<Map, V> {
     using T = typename Map::Element;
-    static constexpr int kOperands = 1 + Map::kInputs, kVector = V;
-    static constexpr int kThreads = 256;
-    static constexpr int kUnroll = loads_in_flight(Map::kInputs * V * static_cast<int>(sizeof(T)));
-    static constexpr int kBlockVectors = kThreads * kUnroll;
+    using RowBlocks<Map, V>::kThreads, RowBlocks<Map, V>::kUnroll, RowBlocks<Map, V>::kBlockVectors;
+    static constexpr int kOperands = 1 + Map::kInputs;
 
     struct Params {
         T *base[kOperands];
@@ -148,21 +158,13 @@ private:
             out[u] = p.base[0] + at[0];
             INFINI_UNROLL
             for (int i = 0; i < Map::kInputs; ++i) {
-                const T *const in = p.base[i + 1] + at[i + 1];
-                if (V == 1 || p.along[i + 1] == 0)
-                    x[u][i] = repeat<T, V>(load<T, 1>(ctx, in).at[0]);
-                else if (Whole || count[u] == V)
-                    x[u][i] = load_chunk<T, V>(ctx, in);
-                else
-                    x[u][i] = load_elements<T, V>(ctx, in, 1, count[u]);
+                x[u][i] = read<T, V>(ctx, p.base[i + 1] + at[i + 1], V == 1 || p.along[i + 1] == 0,
+                                     Whole || count[u] == V, count[u]);
             }
         }
         INFINI_UNROLL
         for (int u = 0; u < kUnroll; ++u) {
-            if (Whole || count[u] == V)
-                store_chunk<T, V>(ctx, out[u], apply<Map, V>(x[u]));
-            else if (count[u] > 0)
-                store_elements<T, V>(ctx, out[u], apply<Map, V>(x[u]), count[u]);
+            if (Whole || count[u] > 0) write<T, V>(ctx, out[u], Whole || count[u] == V, count[u], apply<Map, V>(x[u]));
         }
     }
 };
@@ -322,20 +324,10 @@ private:
                 T *const to = part.row(0, row) + column;
                 if constexpr (kShifts && E != kPartial)
                     write_units(ctx, to, lane, out);
-                else if (count >= P)
-                    store_chunk_or_elements(ctx, to, p.alignment[0], out);
                 else
-                    store_elements<T, P>(ctx, to, out, count);
+                    write<T, P>(ctx, to, count == P && (P == 1 || p.alignment[0] >= sizeof(Unit<T>)), count, out);
             }
         }
-    }
-
-    template <class Ctx>
-    static INFINI_DEVICE void store_chunk_or_elements(Ctx &ctx, T *to, int alignment, const Chunk<T, P> &x) {
-        if (P == 1 || alignment >= P * static_cast<int>(sizeof(T)))
-            store_chunk<T, P>(ctx, to, x);
-        else
-            store_elements<T, P>(ctx, to, x, P);
     }
 
     template <Extent E, class Ctx>
@@ -456,10 +448,7 @@ private:
                 const int row = unit * P + k;
                 if (!Whole && row >= part.height) continue;
                 const Chunk<T, V> out = apply<Map, V>(in[k]);
-                if (Whole || count == V)
-                    store_chunk<T, V>(ctx, part.row(0, row) + column, out);
-                else
-                    store_elements<T, V>(ctx, part.row(0, row) + column, out, count);
+                write<T, V>(ctx, part.row(0, row) + column, Whole || count == V, count, out);
             }
         }
     }
@@ -494,10 +483,8 @@ class MapPlan final : public CudaPlan {
     using SplitTile = UnitTileKernel<Map, Map::kInputs == 1>; // as map_plan.h splits sides
     // Of larger elements, units make lines that are long enough.
     static constexpr bool kHasChunkTiles = kSize <= 4;
-    using SmallTile = ChunkTileKernel<Map, kHasChunkTiles ? 128 : 1024>;
-    using LargeTile = ChunkTileKernel<Map, !kHasChunkTiles                                   ? 1024
-                                           : kSize == 4 || (kSize == 2 && Map::kInputs == 1) ? 256
-                                                                                             : 128>;
+    using SmallTile = ChunkTileKernel<Map, 128>;
+    using LargeTile = ChunkTileKernel<Map, kSize == 4 || (kSize == 2 && Map::kInputs == 1) ? 256 : 128>;
     static constexpr int64_t kEnoughTiles = 4; // large ones for each multiprocessor, so that none is idle
 
 public:
@@ -638,11 +625,8 @@ private:
 /** The plan of a Map. */
 template <class Map>
 infiniStatus_t make_map_plan(const InfiniProblem &problem, std::unique_ptr<CudaPlan> *plan) {
-    int processors = 0;
-    if (const infiniStatus_t status =
-            check("asking for the number of multiprocessors",
-                  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, problem.device_id)))
-        return status;
+    int processors;
+    if (const infiniStatus_t status = count_multiprocessors(problem.device_id, &processors)) return status;
     auto made = std::make_unique<MapPlan<Map>>(problem, processors);
     if (const infiniStatus_t status = made->prepare_kernels()) return status;
     *plan = std::move(made);
