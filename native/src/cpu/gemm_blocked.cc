@@ -1,6 +1,8 @@
 /* gemm in blocks: C is cut into blocks, K into as many K blocks as fit. B is packed into panels of the register tile's width, converted
  * to the type sums are kept in on the way, while the threads are still busy with the block before; each task packs its own rows
- * of A into its thread's second-level cache. From one K block to the next, a tile's sums stay in the first-level cache. */
+ * of A into its thread's second-level cache. From one K block to the next, a tile's sums stay in the first-level cache. Unless A
+ * is tall, each thread packs the columns of B that it multiplies: lines that one core writes and another has read come slowly,
+ * most of all where the two share no cache. */
 #include "cpu/caches.h"
 #include "cpu/gemm_way.h"
 #include "cpu/thread_pool.h"
@@ -14,6 +16,9 @@ constexpr int64_t kBlockN = 1024;  // packed B: 1 MiB a K block
 constexpr int64_t kTaskRows = 168; // of C in one task: its packed rows of A stay in the second-level cache
 constexpr int64_t kParts = 3;      // of that cache; into one go as many K blocks of such rows as fit, but at least one
 constexpr int64_t kTaskCols = 256; // small enough that all threads end at about the same time
+/* Columns that only one thread packs and reads: so many at least, for each thread with its own packs all rows of A, and of these
+ * so many, summed up over the threads, are less than what it saves. */
+constexpr int64_t kGroupCols = 128, kGroupRows = 4096;
 
 struct Blocked final : Way {
     int64_t block_p, block_n, deep; // panels of A; columns, a multiple of the tile's; elements of K, whole K blocks
@@ -62,48 +67,69 @@ struct Blocked final : Way {
             const int next = static_cast<int>((step + 1) & 1), now = 1 - next; // the first is packed into 0
             // This block is multiplied, and then the next one's B packed.
             const Block block = block_at(std::max<int64_t>(step, 0)), then = block_at(std::min(step + 1, steps - 1));
-            const Tasks tasks = step < 0 ? Tasks{0, 1} : tasks_of(block, r.threads);
-            const int64_t packing = step + 1 < steps ? pack_tasks(then) : 0;
+            const Tasks tasks = step < 0 ? Tasks{} : tasks_of(block, r.threads);
+            const Tasks packing = step + 1 < steps ? pack_tasks(then, r.threads) : Tasks{};
             least[next].forget();
-            Shares shares(tasks.m * tasks.n, r.threads);
-            std::atomic<int64_t> next_pack{0};
+            Shares shares(tasks.all(), r.threads), packs(packing.all(), r.threads);
             parallel_for(r.threads, r.threads, [&](int64_t share, int slot) {
                 PackedRows rows;
                 shares.work(share, [&](int64_t t) {
                     multiply(block, tasks, t, r, rows, scratch + slot * bytes_a, panels + now * bytes_b,
                              least[now].exponent(), sums);
                 });
-                for (int64_t t; (t = next_pack.fetch_add(1, std::memory_order_relaxed)) < packing;)
-                    least[next].meet(pack(then, t, r, panels + next * bytes_b));
+                packs.work(share,
+                           [&](int64_t t) { least[next].meet(pack(then, packing, t, r, panels + next * bytes_b)); });
             });
         }
     }
 
-    static constexpr int64_t kPackRows = 32, kPackPanels = 2;
-    int64_t pack_runs() const { return runs_are_rows() ? kPackRows : kPackPanels * nr; }
-    int64_t pack_tasks(const Block &block) const { return ceil_div(runs(block.n, block.k), pack_runs()); }
-    int pack(const Block &block, int64_t t, const Run &r, char *panels) const {
-        const int64_t from = t * pack_runs(), to = std::min(from + pack_runs(), runs(block.n, block.k));
-        return pack_b(panels, at_b(r.b, block.k0, block.n0), block.n, block.k, from, to);
+    /** A block's tasks: groups of its panels of B, each cut along k, or by panels of A, and then by panels of B. */
+    struct Tasks {
+        int64_t groups = 0, parts = 0, cols = 0;
+        int64_t all() const { return groups * parts * cols; }
+    };
+    int64_t groups_of(const Block &block, int threads) const {
+        const int64_t most = std::min(kGroupRows / (block.panels * mr), block.n / kGroupCols);
+        return std::clamp<int64_t>(most, 1, threads);
+    }
+    /** Panels j0..j1 of a block: part i of so many. */
+    struct Panels {
+        int64_t j0, j1;
+    };
+    Panels panels_of(const Block &block, int64_t i, int64_t parts) const {
+        const int64_t panels_n = ceil_div(block.n, nr);
+        return {panels_n * i / parts, panels_n * (i + 1) / parts};
     }
 
-    /** Into how many tasks a block is cut: by panels of A, then by panels of B. */
-    struct Tasks {
-        int64_t m, n;
-    };
+    static constexpr int64_t kPackRows = 32, kPackPanels = 2;
+    int64_t pack_runs() const { return runs_are_rows() ? kPackRows : kPackPanels * nr; }
+    Tasks pack_tasks(const Block &block, int threads) const {
+        const int64_t groups = groups_of(block, threads), cols = ceil_div(ceil_div(block.n, nr), groups) * nr;
+        return {groups, ceil_div(runs(cols, block.k), pack_runs()), 1};
+    }
+    int pack(const Block &block, Tasks tasks, int64_t t, const Run &r, char *panels) const {
+        const auto [j0, j1] = panels_of(block, t / tasks.parts, tasks.groups);
+        const int64_t cols = std::min(j1 * nr, block.n) - j0 * nr, all = runs(cols, block.k);
+        const int64_t from = t % tasks.parts * pack_runs(), to = std::min(from + pack_runs(), all);
+        if (from >= to) return kLeastOfNothing; // of a group with a panel less than others
+        return pack_b(panels + j0 * panel_b(units(block.k)), at_b(r.b, block.k0, block.n0 + j0 * nr), cols, block.k,
+                      from, to);
+    }
+
     int64_t task_panels() const { return kTaskRows / mr; } // of A; at most
     Tasks tasks_of(const Block &block, int threads) const {
-        const int64_t tasks_m =
-            std::max(ceil_div(block.panels, task_panels()), std::min<int64_t>(block.panels, threads));
-        return {tasks_m, ceil_div(ceil_div(block.n, nr), std::max<int64_t>(kTaskCols / nr, 1))};
+        const int64_t groups = groups_of(block, threads);
+        const int64_t parts =
+            std::max(ceil_div(block.panels, task_panels()), std::min(block.panels, ceil_div(threads, groups)));
+        return {groups, parts, ceil_div(ceil_div(block.n, nr * groups), std::max<int64_t>(kTaskCols / nr, 1))};
     }
 
     /** What the products of panels p0..p1 of A and one of B bring nearer: the next panel of B, which sums and the packing of A have
-     *  driven out of the second-level cache; after the last one, as many rows of A, to be packed. */
-    GemmFetch fetch_next(const Block &block, const Run &r, const char *panels_b, int64_t j, int64_t p0,
+     *  driven out of the second-level cache; after the group's last one, as many rows of A, to be packed. */
+    GemmFetch fetch_next(const Block &block, const Run &r, const char *panels_b, int64_t j, int64_t end, int64_t p0,
                          int64_t p1) const {
         const int64_t depth = units(block.k), steps = (p1 - p0) * (depth / kGemmStepsTogether);
-        if (j < ceil_div(block.n, nr)) {
+        if (j < end) {
             // Small caches are of CPUs that fetch a panel from end to end on their own, and counting steps costs them 3 %.
             if (kernel.has_small_l2) return {};
             const int64_t bytes = nr * depth * kernel.acc_size;
@@ -118,7 +144,7 @@ struct Blocked final : Way {
 
     /** The rows of A that a thread has packed last. */
     struct PackedRows {
-        int64_t task = -1;
+        int64_t part = -1;
         int least = kLeastOfNothing;
     };
 
@@ -126,17 +152,19 @@ struct Blocked final : Way {
                   const char *panels_b, int least_b, char *sums) const {
         const bool first = block.k0 == 0, last = block.k0 + block.k == k;
         const int64_t depth = units(block.k), panels_n = ceil_div(block.n, nr);
-        const int64_t tm = t / tasks.n, tn = t % tasks.n;
-        const int64_t p0 = block.p0 + block.panels * tm / tasks.m, p1 = block.p0 + block.panels * (tm + 1) / tasks.m;
-        const int64_t j0 = panels_n * tn / tasks.n, j1 = panels_n * (tn + 1) / tasks.n;
+        const int64_t group = t / (tasks.parts * tasks.cols), part = t / tasks.cols % tasks.parts;
+        const int64_t p0 = block.p0 + block.panels * part / tasks.parts,
+                      p1 = block.p0 + block.panels * (part + 1) / tasks.parts;
+        const auto [j0, j1] = panels_of(block, group * tasks.cols + t % tasks.cols, tasks.groups * tasks.cols);
+        const int64_t group_end = panels_of(block, group, tasks.groups).j1;
         char *const tile = scratch, *const packed = scratch + tile_bytes();
-        if (rows.task != tm) {
-            rows.task = tm;
+        if (rows.part != part) {
+            rows.part = part;
             rows.least = pack_a(packed, r.a, p0, p1, block.k0, block.k);
         }
         const GemmMultiply *const multiply = kernel.multiply[may_flush(rows.least, least_b) ? kExact : kFast];
         for (int64_t j = j0; j < j1; ++j) {
-            GemmFetch fetch = fetch_next(block, r, panels_b, j + 1, p0, p1);
+            GemmFetch fetch = fetch_next(block, r, panels_b, j + 1, group_end, p0, p1);
             for (int64_t p = p0; p < p1; ++p) {
                 char *const waiting = sums + ((p - block.p0) * panels_n + j) * tile_bytes();
                 const int64_t rows_p = height(p);

@@ -10,7 +10,8 @@ namespace infini::gemm {
 
 namespace {
 
-constexpr int64_t kColumnsA = 256 * 1024; // bytes of a K block of packed A: a quarter of a second-level cache of 1 MiB
+constexpr int64_t kColumnsA = 256 * 1024; // bytes of a K block of packed A: a quarter of a second-level cache of 1 MiB,
+constexpr int64_t kColumnsWide = 4;       // and 3/8 of it for so many columns of C a row, from rows of B
 constexpr int64_t kColumnsRun = 1024;     // bytes of a row of B in one task where it is contiguous,
 constexpr int64_t kColumnsPanels = 2; // else panels of B: what lies ahead in k is then in the cache when it is packed
 constexpr int64_t kPackRowsSmallL2 = 21; // of A, from which on the first ones' product packs B
@@ -28,7 +29,8 @@ struct Columns final : Way {
     /** Columns of a B whose rows are contiguous in one task; 0 where there are too many rows of A. */
     static int64_t run_of(const Gemm &g) {
         const int64_t rows = g.acc_bytes(kGemmBlockUnits), cache = second_level_cache();
-        if (g.m <= kColumnsA / rows) return kColumnsRun / g.size;
+        const bool wide = cache < kColumnsL2 && g.b.col == 1 && g.n / kColumnsWide >= g.m;
+        if (g.m <= (wide ? std::max(kColumnsA, cache * 3 / 8) : kColumnsA) / rows) return kColumnsRun / g.size;
         if (!brings_k_blocks(g) || cache < kColumnsL2 || g.n < kColumnsMany) return 0;
         if (g.k > kColumnsManyRowsA / g.kernel.acc_size / g.m) return 0;
         return g.m <= cache / 4 / rows       ? kColumnsRun / g.kernel.acc_size
