@@ -282,17 +282,18 @@ def test_a_row_of_a_product_with_a_large_b(
 ) -> None:
     """Few rows, whose number decides on the way through B: in place by steps, streamed, packed ahead
     or packed. The rows of the whole are blocked: all five K blocks together, or some, as a cache has room.
-    Of 300 rows, and 520 but in F64, a second-level cache of 2 MiB has room for a K block: few, too."""
+    Of 300 rows, and 520 but in F64, a second-level cache of 2 MiB has room for a K block: few, too. Else
+    each thread has columns of its own, where there are enough of them."""
     a, b = _normal(rng, dtype, 800, 1100), _normal(rng, dtype, 1100, _LARGE_B[size])
     b = np.asfortranarray(b) if transposed else b
     whole = infiniop_py.gemm(a, b)
     heights = (*range(1, 34), 64, 128, 300, 520)
-    for m, count in itertools.product(heights, (1, 2)):
+    for m, count in [*itertools.product(heights, (1, 2)), (300, 5), (520, 3), (520, 16)]:
         num_threads(count)
         rows = rng.permutation(800)[:m]
         _spoil_workspace()
         assert_same_bits(infiniop_py.gemm(a[rows], b), whole[rows], f"{m} rows, {count} threads")
-    record_property("cases", 2 * len(heights))
+    record_property("cases", 2 * len(heights) + 3)
 
 
 # Columns of which a thread has about as many as are fetched ahead, none of them whole vectors. Rows of B
