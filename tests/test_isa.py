@@ -26,19 +26,18 @@ best_only = pytest.mark.skipif(
 )
 
 
-def _distinct_isas() -> tuple[str, ...]:
-    """Those that differ in more than products of BF16, which test_table has of every set."""
-    here = infiniop_py.cpu_isa()
-    return tuple(isa for isa in usable() if isa == here or {isa, here} != {"avx512", "avx512_bf16"})
+def _others() -> list[str]:
+    return [isa for isa in usable() if isa != infiniop_py.cpu_isa()]
 
 
-def _others(of: tuple[str, ...]) -> list[str]:
-    return [isa for isa in of if isa != infiniop_py.cpu_isa()]
+def _needed_beside_this(isa: str) -> None:
+    if isa not in _others():
+        pytest.skip(f"{isa} is not of this machine, or what all tests run on, {infiniop_py.cpu_isa()}")
 
 
-def _needed_beside_this(isa: str, of: tuple[str, ...]) -> None:
-    if isa not in _others(of):
-        pytest.skip(f"{isa} is not of this machine, or nearly what all tests run on, {infiniop_py.cpu_isa()}")
+def _differs_in_bf16_alone(isa: str) -> bool:
+    """From what all tests run on."""
+    return {isa, infiniop_py.cpu_isa()} == {"avx512", "avx512_bf16"}
 
 
 def _canonical(x: Array) -> Array:
@@ -63,7 +62,7 @@ ROWS: dict[str, Callable[[cases.Case], bool]] = {
     "all": lambda _: True,
     "table": lambda case: not _in_digests(case),
     "streamed": lambda case: not _in_digests(case) and not case.op.startswith("gemm"),
-    "products of BF16": lambda case: case.op.startswith("gemm") and case.dtype == "bf16",
+    "table of BF16": lambda case: not _in_digests(case) and case.dtype == "bf16",
 }
 
 
@@ -129,8 +128,8 @@ def test_the_environment_caps_the_choice(isa: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 def test_table(isa: str) -> None:
     """What the digests do not cover of it."""
-    _needed_beside_this(isa, usable())
-    rows, least = ("table", 5000) if isa in _distinct_isas() else ("products of BF16", 1000)
+    _needed_beside_this(isa)
+    rows, least = ("table of BF16", 1000) if _differs_in_bf16_alone(isa) else ("table", 5000)
     assert int(output(start(isa, *_checking(rows)))) > least
 
 
@@ -142,7 +141,7 @@ def test_table(isa: str) -> None:
     [pytest.param(name, marks=[pytest.mark.slow] * (name == "gemm_epilogue")) for name in _TESTS],
 )
 def test_other_tests(tests: str, isa: str) -> None:
-    _needed_beside_this(isa, _distinct_isas())
+    _needed_beside_this(isa)
     file, *options = _TESTS[tests]
     assert " passed" in output(start(isa, *_PYTEST, TESTS / file, *options))
 
@@ -150,7 +149,7 @@ def test_other_tests(tests: str, isa: str) -> None:
 @best_only
 def test_same_bits_on_every_isa() -> None:
     """And when every result is written past the caches, which else only large ones are."""
-    ways = [(isa, "inf") for isa in _others(_distinct_isas())] + [(isa, "0") for isa in _distinct_isas()]
+    ways = [(isa, "inf") for isa in _others()] + [(isa, "0") for isa in usable()]
     script = "import json, test_isa; print(json.dumps(test_isa.digests()))"
     children = {
         (isa, stream_bytes): start(isa, "-c", script, INFINIOP_STREAM_BYTES=stream_bytes)
@@ -169,7 +168,5 @@ def test_same_bits_on_every_isa() -> None:
 @pytest.mark.parametrize("isa", ISAS)
 def test_rows_past_the_caches(isa: str) -> None:
     """The ends of pages, and norms, whose bits may differ between the sets."""
-    if isa not in _distinct_isas():
-        needed(isa)
-        pytest.skip(f"{infiniop_py.cpu_isa()} differs from it in products alone")
+    needed(isa)
     assert int(output(start(isa, *_checking("streamed"), INFINIOP_STREAM_BYTES="0"))) > 1500

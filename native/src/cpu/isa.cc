@@ -2,6 +2,7 @@
 
 #include <strings.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
@@ -63,8 +64,8 @@ struct Isa {
     const char *name;
     const KernelTable *table = nullptr; // null where the build has not got it
     bool (*available)() = nullptr;
-    const GemmKernel *gemm_bf16 = nullptr; // instead of the table's
-    bool (*slow)() = nullptr;              // on this CPU slower than the next: chosen only where it is named
+    const KernelTable *of_bf16 = nullptr; // instead of the table's
+    bool (*slow)() = nullptr;             // on this CPU slower than the next: chosen only where it is named
 };
 
 bool always() { return true; }
@@ -73,7 +74,7 @@ bool always() { return true; }
 constexpr Isa kIsas[] = {
     {"avx512_bf16",
 #if defined(INFINI_WITH_AVX512_BF16)
-     &kKernelsAvx512, cpu_has_avx512_bf16, &kGemmAvx512Bf16, avx512_bf16_is_slow
+     &kKernelsAvx512, cpu_has_avx512_bf16, &kKernelsAvx512Bf16, avx512_bf16_is_slow
 #endif
     },
     {"avx512",
@@ -88,6 +89,17 @@ constexpr Isa kIsas[] = {
     },
     {"portable", &kKernelsPortable, always},
 };
+
+void take_bf16(KernelTable &to, const KernelTable &from) {
+    for (int op = 0; op < kBinaryOpCount; ++op) {
+        to.binary[op][INFINI_DTYPE_BF16] = from.binary[op][INFINI_DTYPE_BF16];
+        to.binary_stream[op][INFINI_DTYPE_BF16] = from.binary_stream[op][INFINI_DTYPE_BF16];
+        to.binary_tile[op][INFINI_DTYPE_BF16] = from.binary_tile[op][INFINI_DTYPE_BF16];
+    }
+    std::copy(std::begin(from.add_rms_norm[INFINI_DTYPE_BF16]), std::end(from.add_rms_norm[INFINI_DTYPE_BF16]),
+              to.add_rms_norm[INFINI_DTYPE_BF16]);
+    to.gemm[INFINI_DTYPE_BF16] = from.gemm[INFINI_DTYPE_BF16];
+}
 
 struct Choice {
     const char *name;
@@ -112,7 +124,7 @@ Choice choose() {
     // also where the variable names none of them: whoever set it wants less, not more
     if (chosen == nullptr) chosen = std::end(kIsas) - 1;
     Choice choice{chosen->name, *chosen->table, {}};
-    if (chosen->gemm_bf16 != nullptr) choice.table.gemm[INFINI_DTYPE_BF16] = *chosen->gemm_bf16;
+    if (chosen->of_bf16 != nullptr) take_bf16(choice.table, *chosen->of_bf16);
     if (chosen == best)
         std::snprintf(choice.reason, sizeof choice.reason, "the best of this CPU");
     else if (chosen < best)

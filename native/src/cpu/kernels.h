@@ -180,7 +180,7 @@ extern const KernelTable kKernelsPortable;
 #if defined(__x86_64__)
 extern const KernelTable kKernelsAvx2;
 extern const KernelTable kKernelsAvx512;
-extern const GemmKernel kGemmAvx512Bf16; // of BF16: all else is as in kKernelsAvx512
+extern const KernelTable kKernelsAvx512Bf16; // of BF16 alone: all else is as in kKernelsAvx512
 #endif
 
 } // namespace infini

@@ -1,5 +1,5 @@
-/* What x86-64 CPUs with AVX-512 BF16 do otherwise than by kKernelsAvx512: the products of BF16. The build compiles this file alone
- * for them. */
+/* What x86-64 CPUs with AVX-512 BF16 do otherwise than by kKernelsAvx512: the operators on BF16, which it multiplies in pairs and
+ * rounds to. The build compiles this file alone for them. */
 #include <immintrin.h>
 
 #include "cpu/kernels.h"
@@ -9,10 +9,28 @@ namespace {
 
 #include "cpu/vectors.inl"
 
+#include "cpu/strided.inl"
+#include "cpu/copy.inl"
+#include "cpu/binary.inl"
+#include "cpu/norm.inl"
+#include "cpu/binary_tile.inl"
 #include "cpu/gemm.inl"
+
+constexpr KernelTable make_table() {
+    KernelTable t{};
+#define INFINI_FILL_BINARY(ID, name, Name)                                             \
+    t.binary[kBinary##Name][INFINI_DTYPE_BF16] = binary_rows<Name, bf16, false>;       \
+    t.binary_stream[kBinary##Name][INFINI_DTYPE_BF16] = binary_rows<Name, bf16, true>; \
+    t.binary_tile[kBinary##Name][INFINI_DTYPE_BF16] = binary_tile<Name, bf16>;
+    INFINI_BINARY_LIST(INFINI_FILL_BINARY)
+#undef INFINI_FILL_BINARY
+    fill_norm_bf16(t);
+    t.gemm[INFINI_DTYPE_BF16] = gemm_kernel<bf16>();
+    return t;
+}
 
 } // namespace
 
-constexpr GemmKernel kGemmAvx512Bf16 = gemm_kernel<bf16>();
+constexpr KernelTable kKernelsAvx512Bf16 = make_table();
 
 } // namespace infini
