@@ -198,7 +198,9 @@ def device_count(type: DeviceType | int | str = DeviceType.CPU) -> int:
 
 
 class device_scope:
-    """Makes a device current for a ``with`` block and restores the caller's device after it."""
+    """Makes a device current for a ``with`` block and restores the caller's device after it. Not for
+    other code of this thread, such as torch: what it takes for CUDA's current device stays.
+    """
 
     __slots__ = ("_device", "_previous")
 
@@ -210,14 +212,14 @@ class device_scope:
         self._previous = None if previous is self._device else previous
         if self._previous is not None:
             try:
-                check(lib.infinirtSetDevice(self._device.type, self._device.index))
+                check(lib.infinirtUseDevice(self._device.type, self._device.index))
             except BaseException:  # a signal's handler may raise after the call
                 self.__exit__()
                 raise
 
     def __exit__(self, *_: object) -> None:
         if self._previous is not None:
-            check(lib.infinirtSetDevice(self._previous.type, self._previous.index))
+            check(lib.infinirtUseDevice(self._previous.type, self._previous.index))
 
 
 def call_on(device: Device, function: Callable[..., T], *arguments: Any) -> T:

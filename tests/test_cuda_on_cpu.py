@@ -87,3 +87,35 @@ def test_memory_without_pools() -> None:
     """As on devices that have none."""
     said = run(*("infiniop_py", "conformance", str(PLUGIN), "-k", "rule-memory"), INFINI_FAKE_CUDA="pools=0")
     assert "verdict" in said and "OK" in said.splitlines()[-1]
+
+
+_SCOPES = """
+import ctypes, sys
+import numpy as np, infiniop_py as ip
+a = np.arange(6, dtype="f4").reshape(2, 3)
+at = ctypes.CDLL(sys.argv[1]).fakeCudartDevice
+x = ip.from_numpy(a).to("cuda:1")
+assert at() == 0, "a copy"
+with ip.Stream("cuda:1") as stream:
+    y = ip.gemm(ip.add(x, x), ip.rearrange(x.T))
+    stream.synchronize()
+np.testing.assert_array_equal(y.to("cpu").numpy(), 2 * a @ a.T)
+assert at() == 0, "operators and a stream"
+with ip.Graph() as graph:
+    z = ip.mul(x, x)
+graph.run()
+np.testing.assert_array_equal(z.to("cpu").numpy(), a * a)
+del x, y, z, stream, graph
+assert at() == 0, "a graph, and what it frees"
+ip.set_device("cuda:1")
+assert at() == 1, "the device that was asked for"
+ip.Tensor.empty((2, 3), "F32", "cuda:0")
+assert at() == 1 and ip.get_device() is ip.Device("cuda:1")
+"""
+
+
+def test_what_other_code_takes_for_the_current_device_stays() -> None:
+    environment = {**os.environ, "INFINIOP_BACKEND_PATH": str(PLUGIN)}
+    command = [sys.executable, "-c", _SCOPES, str(PLUGIN)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr

@@ -138,10 +138,10 @@ private:
         infiniDevice_t device = INFINI_DEVICE_CPU;
         int id = 0;
         if (infinirtGetDevice(&device, &id) != INFINI_STATUS_SUCCESS) return false;
-        if (device != INFINI_DEVICE_CPU) infinirtSetDevice(INFINI_DEVICE_CPU, 0);
+        if (device != INFINI_DEVICE_CPU) infinirtUseDevice(INFINI_DEVICE_CPU, 0);
         infiniopHandle_t handle = nullptr;
         infiniStatus_t status = infiniopCreateHandle(&handle);
-        if (device != INFINI_DEVICE_CPU) infinirtSetDevice(device, id);
+        if (device != INFINI_DEVICE_CPU) infinirtUseDevice(device, id);
         if (status != INFINI_STATUS_SUCCESS) return false;
         status = infiniopCreateDescriptor(handle, &entry.descriptor, &entry.workspace_size, kOperators[op].name,
                                           layouts.begin(), layouts.size(), epsilon);

@@ -964,7 +964,12 @@ void Program::devices() {
     int number = -7;
     const char *text = nullptr;
     switch (what) {
-    case 0: call("SetDevice", verdict, [&] { return infinirtSetDevice(device, id); }); break;
+    case 0:
+        if (in.one_in(2))
+            call("SetDevice", verdict, [&] { return infinirtSetDevice(device, id); });
+        else
+            call("UseDevice", verdict, [&] { return infinirtUseDevice(device, id); });
+        break;
     case 1: {
         Verdict known;
         if (device < 0 || device >= INFINI_DEVICE_TYPE_COUNT) known.refuse(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED);

@@ -52,6 +52,10 @@ INFINI_API infiniStatus_t infinirtGetDeviceCount(infiniDevice_t device, int *cou
  *  On failure the current device stays what it was. */
 INFINI_API infiniStatus_t infinirtSetDevice(infiniDevice_t device, int device_id);
 
+/** The same for calls of this library alone: the vendor's runtime is not told, so that other code of this thread goes on with the
+ *  device that it had there. For a few calls, after which the device of before is brought back by this function, too. */
+INFINI_API infiniStatus_t infinirtUseDevice(infiniDevice_t device, int device_id);
+
 /** Writes this thread's current device. Either pointer may be NULL, but not both. */
 INFINI_API infiniStatus_t infinirtGetDevice(infiniDevice_t *device, int *device_id);
 

@@ -6,6 +6,7 @@ python _backend_child.py <step> [<plugin> ...]
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 import threading
 from collections.abc import Callable
@@ -250,6 +251,7 @@ def empty_slots() -> None:
         snapshot = ctypes.create_string_buffer(512)
         calls: dict[str, tuple[object, ...]] = {
             "infinirtSetDevice": (device, 0),
+            "infinirtUseDevice": (device, 0),
             "infinirtGetMemInfo": (device, 0, ctypes.byref(size), ctypes.byref(size)),
             "infinirtGetDeviceResourceSnapshot": (device, 0, snapshot),
             "infinirtGetBackend": (device, ctypes.byref(pointer())),
@@ -293,8 +295,10 @@ def devices(plugin: str) -> None:
         assert lib.infinirtSetDevice(QY, device_id) == SUCCESS
         assert current_device(lib) == (QY, device_id)
         assert lib.infinirtDeviceSynchronize() == SUCCESS
-        for wrong in (-1, 2, 2**31 - 1):
-            assert lib.infinirtSetDevice(QY, wrong) == DEVICE_NOT_FOUND
+        for wrong, change in itertools.product(
+            (-1, 2, 2**31 - 1), ("infinirtSetDevice", "infinirtUseDevice")
+        ):
+            assert lib.functions[change](QY, wrong) == DEVICE_NOT_FOUND
             assert current_device(lib) == (QY, device_id)
         assert lib.infinirtSetDevice(8, 0) == DEVICE_TYPE_NOT_SUPPORTED
         assert current_device(lib) == (QY, device_id)
@@ -311,10 +315,16 @@ def devices(plugin: str) -> None:
 
 
 def device_does_not_start(plugin: str) -> None:
-    """set_device of the plugin fails: its status, its sentence, and the device that was current."""
+    """set_device of the plugin fails: its status, its sentence, and the device that was current. It is not
+    asked where calls of this library alone are to use the device.
+    """
     lib = load(plugin).lib
     assert lib.infinirtSetDevice(QY, 1) == 7
     assert "does not start" in lib.message()
+    assert current_device(lib) == (CPU, 0)
+    assert lib.infinirtUseDevice(QY, 1) == SUCCESS
+    assert current_device(lib) == (QY, 1)
+    assert lib.infinirtUseDevice(CPU, 0) == SUCCESS
     assert current_device(lib) == (CPU, 0)
 
 

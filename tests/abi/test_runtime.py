@@ -95,6 +95,7 @@ def test_unknown_device_type(lib: Library, device: int) -> None:
     out = pointer()
     refused(lib, lib.infinirtGetDeviceCount(device, ctypes.byref(count)), DEVICE_TYPE_NOT_SUPPORTED)
     refused(lib, lib.infinirtSetDevice(device, 0), DEVICE_TYPE_NOT_SUPPORTED)
+    refused(lib, lib.infinirtUseDevice(device, 0), DEVICE_TYPE_NOT_SUPPORTED)
     status = lib.infinirtGetMemInfo(device, 0, ctypes.byref(size), ctypes.byref(size))
     refused(lib, status, DEVICE_TYPE_NOT_SUPPORTED)
     snapshot = ctypes.create_string_buffer(512)
@@ -109,6 +110,7 @@ def test_unknown_device_type(lib: Library, device: int) -> None:
 def test_device_id_out_of_range(lib: Library, device_id: int) -> None:
     size = ctypes.c_size_t(7)
     refused(lib, lib.infinirtSetDevice(CPU, device_id), DEVICE_NOT_FOUND, str(device_id))
+    refused(lib, lib.infinirtUseDevice(CPU, device_id), DEVICE_NOT_FOUND, str(device_id))
     status = lib.infinirtGetMemInfo(CPU, device_id, ctypes.byref(size), ctypes.byref(size))
     refused(lib, status, DEVICE_NOT_FOUND)
     snapshot = ctypes.create_string_buffer(512)

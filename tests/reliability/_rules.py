@@ -304,6 +304,7 @@ DOMAINS: list[tuple[str, str, Collection[Any], int]] = [
     ("*", "flags", range(4), BAD_PARAM),
     ("*", "device", range(DEVICE_TYPES), DEVICE_TYPE_NOT_SUPPORTED),
     ("*SetDevice", "device", CPU_ONLY, DEVICE_TYPE_NOT_SUPPORTED),
+    ("*UseDevice", "device", CPU_ONLY, DEVICE_TYPE_NOT_SUPPORTED),
     ("*GetMemInfo", "device", CPU_ONLY, DEVICE_TYPE_NOT_SUPPORTED),
     ("*GetDeviceResourceSnapshot", "device", CPU_ONLY, DEVICE_TYPE_NOT_SUPPORTED),
     ("*GetBackend", "device", CPU_ONLY, DEVICE_TYPE_NOT_SUPPORTED),

@@ -86,6 +86,12 @@ INFINI_EXPORT(infinirtSetDevice, (infiniDevice_t device, int device_id), {
     return INFINI_STATUS_SUCCESS;
 })
 
+INFINI_EXPORT(infinirtUseDevice, (infiniDevice_t device, int device_id), {
+    if (const infiniStatus_t status = check_device(fn, device, device_id)) return status;
+    current = {device, device_id};
+    return INFINI_STATUS_SUCCESS;
+})
+
 INFINI_EXPORT(infinirtGetDevice, (infiniDevice_t * device, int *device_id), {
     if (device == nullptr && device_id == nullptr) return null_argument(fn, "both device and device_id");
     if (device != nullptr) *device = current.device;
