@@ -383,6 +383,16 @@ struct ColumnFetch {
     }
 };
 
+/** Elements of each column until a cache line begins, if one does in all of them and between two units: else 0. Whoever reads lines
+ *  where they lie reads each once. Parts of two would be read twice, and where columns are a power of 2 apart those of so many
+ *  columns push each other out in between. NumPy's arrays begin 16 bytes behind a line. */
+template <class T>
+INFINI_INLINE int64_t until_line(const T *b, int64_t stride) {
+    const uint64_t bytes = -reinterpret_cast<uintptr_t>(b) % kLine;
+    const bool in_all = stride * int64_t{sizeof(T)} % kLine == 0 && bytes % (sizeof(T) * Units<T>::kDepth) == 0;
+    return in_all ? static_cast<int64_t>(bytes / sizeof(T)) : 0;
+}
+
 /** N columns of B, contiguous in k, or the first n < N: N x N blocks are transposed in registers and used at once. Of packed A, whose
  *  elements lie side by side, more rows are multiplied than there is room for beside such a block, which is in memory then. */
 template <class T, int Exactness, int R, bool Whole, bool Packed>
@@ -415,7 +425,7 @@ INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, type
 #pragma GCC unroll 16
                 for (int r = 0; r < R; ++r) sums[r][0] = fma(broadcast(a[u * R + r]), line, sums[r][0]);
             }
-            a += N * R;
+            a += left * R;
         } else {
 #pragma GCC unroll 16
             for (int u = 0; u < N; ++u) {
@@ -425,13 +435,15 @@ INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, type
                     sums[r][0] =
                         multiply_add<Exactness>(broadcast(a[r * g.a_row + u * g.a_unit]), U::vector(x[u]), sums[r][0]);
             }
-            a += N * g.a_unit;
+            a += (left + U::kDepth - 1) / U::kDepth * g.a_unit;
         }
-        b += kBlock;
+        b += left;
     };
-    int64_t k = 0;
-    for (; k + kBlock <= g.kc; k += kBlock) block(kBlock);
-    if (k < g.kc) block(g.kc - k);
+    const int64_t head = until_line(b, g.b_stride) % kBlock;
+    for (int64_t k = 0, part = head < g.kc ? head : g.kc; k < g.kc; part = g.kc - k) {
+        if (part > 0) block(part);
+        for (k += part; k + kBlock <= g.kc; k += kBlock) block(kBlock);
+    }
     finish_in_place<T, R, 1>(g, j, n, sums);
 }
 
@@ -443,22 +455,27 @@ template <class T, int R>
 INFINI_INLINE int64_t columns_by_lines(const GemmInPlace &g) {
     using P = LineProduct<T, R, 2>;
     constexpr int64_t kColumns = 2 * P::N;
-    const int64_t lines = g.kc / kHalvesOfLine;
-    if (lines == 0) return 0;
+    if (g.kc < kHalvesOfLine) return 0;
     int64_t j = 0;
     for (; j + kColumns <= g.n; j += kColumns) {
         ByteColumns b(static_cast<const T *>(g.b) + j * g.b_stride, g.b_stride * 2);
-        LineFetch fetch(g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead) + j * g.b_stride, lines, b,
-                        kColumns, lines);
+        const int64_t head = until_line(static_cast<const T *>(g.b) + j * g.b_stride, g.b_stride);
         const float *a = static_cast<const float *>(g.a);
         alignas(kLine) typename P::Buffer buffer;
         typename P::Sums sums;
         P::clear(sums);
-        P::put(buffer[0], b);
-        int64_t which = 0;
-        P::add(sums, a, g.a_unit, b, lines, nullptr, buffer, which, fetch);
-        b.p += lines * kLine;
-        if (g.kc % kHalvesOfLine != 0) P::add_rest(sums, a, g.a_unit, b, g.kc % kHalvesOfLine, buffer[0]);
+        for (int64_t left = g.kc, part = head, lines;; part = left) { // a line's end, lines, and the beginning of one
+            left -= P::add_rest(sums, a, g.a_unit, b, part, buffer[0]);
+            if (left == 0) break;
+            if ((lines = left / kHalvesOfLine) == 0) continue;
+            left %= kHalvesOfLine;
+            LineFetch fetch(g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead) + j * g.b_stride, lines, b,
+                            kColumns, lines);
+            P::put(buffer[0], b);
+            int64_t which = 0;
+            P::add(sums, a, g.a_unit, b, lines, nullptr, buffer, which, fetch);
+            b.p += lines * kLine;
+        }
         finish_in_place<T, R, 2>(g, j, P::N, sums);
     }
     return j;

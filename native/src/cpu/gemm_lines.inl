@@ -163,9 +163,11 @@ struct LineProduct {
             }
         }
     }
-    /** Adds the products of the first elements of a line, by way of a copy with zeros for what there is not. */
-    static INFINI_INLINE void add_rest(Sums &sums, const float *&a, int64_t a_unit, const ByteColumns &b, int64_t rest,
-                                       char *buffer) {
+    /** Adds the products of the first elements of a line, or none, by way of a copy with zeros for what there is not. Goes on to what
+     *  follows them, and returns how many they were. */
+    static INFINI_INLINE int64_t add_rest(Sums &sums, const float *&a, int64_t a_unit, ByteColumns &b, int64_t rest,
+                                          char *buffer) {
+        if (rest == 0) return 0;
         const auto present = static_cast<__mmask32>((1u << rest) - 1u);
         for (int64_t group = 0; group < Groups; ++group) {
             alignas(kLine) char copy[kBytesOfLines];
@@ -176,6 +178,8 @@ struct LineProduct {
         const char *const now = opaque(static_cast<const char *>(buffer));
 #pragma GCC unroll 1
         for (int64_t k = 0; k < rest; ++k) multiply_one(sums, a, a_unit, now, k);
+        b.p += rest * 2;
+        return rest;
     }
 };
 #endif

@@ -46,11 +46,25 @@ INFINI_INLINE void sum_squares(typename Units<T>::Sums::Scalar *to, Tiled<T> til
                                                  sums[tile]);
         }
     };
+    const auto part_square = [&](int64_t elements) INFINI_INLINE_LAMBDA {
+#pragma GCC unroll 4
+        for (int tile = 0; tile < Tiles; ++tile) square(tile, 0, elements);
+        a += (elements + U::kDepth - 1) / U::kDepth * a_unit;
+        b += elements;
+    };
     ColumnFetch<T> fetch(b, k, ahead);
+    // Of each block, since that is whole lines long. Few columns leave each other room.
+    const int64_t head = Tiles * N > 8 ? until_line(b, stride) : 0;
     for (int64_t rest = k; rest > 0; rest -= kBlock) {
 #pragma GCC unroll 4
         for (int tile = 0; tile < Tiles; ++tile) sums[tile] = zero(V{});
         int64_t left = rest < kBlock ? rest : kBlock;
+        for (int64_t part = head < left ? head : left; part > 0;) {
+            const int64_t some = part < kSquare ? part : kSquare;
+            part_square(some);
+            part -= some;
+            left -= some;
+        }
         for (; left >= kLineSquares * kSquare; left -= kLineSquares * kSquare) {
             fetch.template some<Tiles * N>(stride, kLineSquares * kSquare);
 #pragma GCC unroll 4
@@ -60,12 +74,7 @@ INFINI_INLINE void sum_squares(typename Units<T>::Sums::Scalar *to, Tiled<T> til
             a += kLineSquares * N * a_unit;
             b += kLineSquares * kSquare;
         }
-        for (; left > 0; left -= kSquare) {
-#pragma GCC unroll 4
-            for (int tile = 0; tile < Tiles; ++tile) square(tile, 0, left < kSquare ? left : kSquare);
-            a += N * a_unit;
-            b += left < kSquare ? left : kSquare;
-        }
+        for (; left > 0; left -= kSquare) part_square(left < kSquare ? left : kSquare);
 #pragma GCC unroll 4
         for (int tile = 0; tile < Tiles; ++tile) all[tile] = rest == k ? sums[tile] : all[tile] + sums[tile];
     }
@@ -85,7 +94,7 @@ INFINI_INLINE void sum_block_pairs(typename Units<T>::Sums::Scalar *to, Tiled<T>
     tiled.b_step = kBlock;
     V all = zero(V{});
     for (int64_t left = g.kc; left > 0;) {
-        typename V::Scalar sums[2 * V::N];
+        typename V::Scalar sums[2 * V::N] = {};
         const bool pair = left >= 2 * kBlock, first = left == g.kc;
         const int64_t here = left < kBlock ? left : kBlock;
         if (pair)
@@ -114,18 +123,24 @@ INFINI_INLINE void sum_lines(float *to, const float *a, int64_t k, const T *b_, 
     typename P::Sums sums, all;
     P::clear(all);
     int64_t which = 0;
-    if (k >= kHalvesOfLine) P::put(buffer[0], b);
+    const int64_t head = until_line(b_, stride); // of each block
+    if (head == 0 && k >= kHalvesOfLine) P::put(buffer[0], b);
     for (int64_t left = k; left > 0;) {
         P::clear(sums);
-        const int64_t here = left < kGemmBlockUnits ? left : kGemmBlockUnits, lines = here / kHalvesOfLine;
+        int64_t here = left < kGemmBlockUnits ? left : kGemmBlockUnits;
         const bool first = left == k;
         left -= here;
+        if (head > 0) {
+            here -= P::add_rest(sums, a, 1, b, head < here ? head : here, buffer[0]);
+            if (here >= kHalvesOfLine) P::put(buffer[which], b);
+        }
+        const int64_t lines = here / kHalvesOfLine;
         const char *const end = b.p + lines * kLine, *const then = left < kHalvesOfLine ? nullptr : end;
         const void *const next = ahead == nullptr || then == nullptr ? static_cast<const void *>(ahead) : then;
         LineFetch fetch(next, (then == nullptr ? k : left) / kHalvesOfLine, b, Groups * P::N, lines);
-        P::add(sums, a, 1, b, lines, then, buffer, which, fetch);
+        P::add(sums, a, 1, b, lines, head > 0 ? nullptr : then, buffer, which, fetch);
         b.p = end;
-        if (here % kHalvesOfLine != 0) P::add_rest(sums, a, 1, b, here % kHalvesOfLine, buffer[0]);
+        P::add_rest(sums, a, 1, b, here % kHalvesOfLine, buffer[0]);
 #pragma GCC unroll 4
         for (int i = 0; i < Groups; ++i) all[0][i] = first ? sums[0][i] : all[0][i] + sums[0][i];
     }
@@ -214,12 +229,19 @@ INFINI_INLINE void sum_lines(float *to, const typename Units<T>::Unit *a, int64_
 #pragma GCC unroll 8
     for (int i = 0; i < Groups; ++i) all[i] = zero(Sums{});
     const int64_t end = k * static_cast<int64_t>(sizeof(T));
+    const int64_t head = until_line(b_, stride) * static_cast<int64_t>(sizeof(T)); // of each block: bytes
     for (int64_t block = 0; block < end; block += kBlockBytes) {
         Sums sums[Groups];
 #pragma GCC unroll 8
         for (int i = 0; i < Groups; ++i) sums[i] = zero(Sums{});
         const int64_t block_end = end - block < kBlockBytes ? end : block + kBlockBytes;
         int64_t at = block;
+        if (head > 0 && block_end - block >= kLine) {
+            for (int i = 0; i < Groups; ++i) transpose_line<T, N>(buffer + i * N * kLine, b, i * N, at, least);
+            for (int64_t u = 0; u < head / kUnitBytes; ++u, ++a)
+                multiply_unit<T, Exactness, Groups>(sums, *a, lines + u % N * kLine + u / N * 16);
+            at += head;
+        }
         for (; at + kLine <= block_end; at += kLine) {
 #pragma GCC unroll 8
             for (int i = 0; i < Groups; ++i) {
@@ -235,8 +257,9 @@ INFINI_INLINE void sum_lines(float *to, const typename Units<T>::Unit *a, int64_
                 for (int64_t u = 0; u < N; ++u) multiply_unit<T, Exactness, Groups>(sums, a[u], lane + u * kLine);
         }
         if (at < block_end) { // of a line that begins in the one before
-            for (int i = 0; i < Groups; ++i) transpose_line<T, N>(buffer + i * N * kLine, b, i * N, end - kLine, least);
-            for (int64_t u = kUnits - (end - at) / kUnitBytes; u < kUnits; ++u, ++a)
+            for (int i = 0; i < Groups; ++i)
+                transpose_line<T, N>(buffer + i * N * kLine, b, i * N, block_end - kLine, least);
+            for (int64_t u = kUnits - (block_end - at) / kUnitBytes; u < kUnits; ++u, ++a)
                 multiply_unit<T, Exactness, Groups>(sums, *a, lines + u % N * kLine + u / N * 16);
         }
 #pragma GCC unroll 8
