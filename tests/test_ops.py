@@ -113,3 +113,30 @@ def test_interleaved_operands_share_no_byte(dtype: str, rng: np.random.Generator
     infiniop_py.add_rms_norm_(y, residual_out, a, b, weight)
     assert_same_bits(residual_out, elementwise("add", a, b))
     assert_rms_norm(y, residual_out, weight, 1e-5)
+
+
+def _at(place: int, rows: int, cols: int, dtype: str) -> tuple[Array, Array]:
+    """An array so many bytes behind a cache line, its rows whole lines apart; and the memory it lies in."""
+    size = np.dtype(dtype).itemsize
+    pitch = -(-cols * size // 64) * 64
+    memory = np.full(rows * pitch + 128, 0xA5, np.uint8)
+    first = -memory.ctypes.data % 64 + place
+    lines = memory[first : first + rows * pitch].reshape(rows, pitch)
+    return lines[:, : cols * size].view(dtype), memory
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8"])
+@pytest.mark.parametrize(("x_place", "y_place"), [(0, 16), (16, 0), (16, 16), (48, 8), (56, 24)])
+def test_transposes_wherever_lines_begin(
+    x_place: int, y_place: int, dtype: str, rng: np.random.Generator
+) -> None:
+    """Of either side, as many as are worth being read or written whole. Beside y nothing is written."""
+    side = 64 // np.dtype(dtype).itemsize
+    for rows, cols in itertools.product((8 * side, 9 * side, 9 * side + 3, 16 * side), repeat=2):
+        x, _ = _at(x_place, cols, rows, dtype)
+        y, memory = _at(y_place, rows, cols, dtype)
+        x.view(np.uint8)[...] = rng.integers(0, 256, x.view(np.uint8).shape, np.uint8)
+        infiniop_py.rearrange(x.T, out=y)
+        np.testing.assert_array_equal(y, x.T)
+        y.view(np.uint8)[...] = 0xA5
+        assert (memory == 0xA5).all()

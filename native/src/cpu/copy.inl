@@ -288,15 +288,20 @@ void transpose_lines(Dst dst, Src src, int64_t rows, int64_t cols, [[maybe_unuse
             each_piece(rows, kBlock,
                        [&](int64_t i) { transpose_block<__m128i, false, T>(dst.of(i, j), src.of(j, i), [] {}); });
         });
+    // Lines of either side that begin alike are read and written whole, as parts would be twice, and fetched twice where lines
+    // collide. What comes before the first of them goes with a square that overlaps it.
+    constexpr int64_t kEnoughSquares = 8;
+    if (const int64_t head = src.to_cache_line(); head > 0 && rows - head >= kEnoughSquares * kSide) {
+        transpose_lines<T>(dst, src, kSide, cols, false);
+        return transpose_lines<T>(dst.of(head, 0), src.of(0, head), rows - head, cols, stream);
+    }
     const bool collide = src.collide(kSide);
+    if (const int64_t head = dst.to_cache_line(); head > 0 && cols - head >= (stream ? 1 : kEnoughSquares) * kSide) {
+        transpose_squares<T, false>(dst, src, rows, collide);
+        return transpose_lines<T>(dst.of(0, head), src.of(head, 0), rows, cols - head, stream);
+    }
 #if defined(__AVX512F__)
     constexpr int64_t kEnoughLines = 8; // of a row: of those, two are parts
-    // Streamed as they are from their first cache lines on; what comes before is written with a square that overlaps them.
-    if (stream)
-        if (const int64_t head = dst.to_cache_line(); head > 0 && cols - head >= kSide) {
-            transpose_squares<T, false>(dst, src, rows, collide);
-            return transpose_lines<T>(dst.of(0, head), src.of(head, 0), rows, cols - head, stream);
-        }
     if (stream && !dst.aligned() && cols * static_cast<int64_t>(sizeof(T)) >= kEnoughLines * kLine)
         return transpose_past_caches<T>(dst, src, rows, cols, collide);
     if (stream)
