@@ -1,8 +1,7 @@
 /* gemm in blocks: C is cut into blocks, K into as many K blocks as fit. B is packed into panels of the register tile's width, converted
  * to the type sums are kept in on the way, while the threads are still busy with the block before; each task packs its own rows
  * of A into its thread's second-level cache. From one K block to the next, a tile's sums stay in the first-level cache. Unless A
- * is tall, each thread packs the columns of B that it multiplies: lines that one core writes and another has read come slowly,
- * most of all where the two share no cache. */
+ * is tall, each thread packs the columns of B that it multiplies: lines that one core writes and another has read come slowly. */
 #include "cpu/caches.h"
 #include "cpu/gemm_way.h"
 #include "cpu/thread_pool.h"

@@ -388,9 +388,8 @@ struct ColumnFetch {
  *  columns push each other out in between. NumPy's arrays begin 16 bytes behind a line. */
 template <class T>
 INFINI_INLINE int64_t until_line(const T *b, int64_t stride) {
-    const uint64_t bytes = -reinterpret_cast<uintptr_t>(b) % kLine;
-    const bool in_all = stride * int64_t{sizeof(T)} % kLine == 0 && bytes % (sizeof(T) * Units<T>::kDepth) == 0;
-    return in_all ? static_cast<int64_t>(bytes / sizeof(T)) : 0;
+    const int64_t elements = Stepped<const T>{b, stride}.to_cache_line();
+    return elements % Units<T>::kDepth == 0 ? elements : 0;
 }
 
 /** N columns of B, contiguous in k, or the first n < N: N x N blocks are transposed in registers and used at once. Of packed A, whose
