@@ -80,6 +80,50 @@ void crossed(HostCtx &ctx, const void *) {
 }
 void misaligned(HostCtx &ctx, const void *params) { ctx.load<16>(static_cast<const Rows *>(params)->in + 1); }
 
+/** Each thread has 16 bytes copied, which another one writes out; twice, to the same place. */
+enum Mistake { kNone, kNoCommit, kNoWait, kNoBarrier, kNoSecondBarrier, kNeverWaited };
+template <Mistake M>
+void copied(HostCtx &ctx, const void *params) {
+    const Rows &p = *static_cast<const Rows *>(params);
+    float *const shared = ctx.shared<float>();
+    const int own = 4 * ctx.thread(), other = p.n - 4 - own;
+    for (int round = 0; round < 2; ++round) {
+        ctx.copy_async(shared + own, p.in + 4 * round + own);
+        if (M != kNoCommit) ctx.commit_copies();
+        if (M == kNoWait || M == kNeverWaited) ctx.commit_copies();
+        if (M == kNoWait || M == kNeverWaited)
+            ctx.wait_copies<2>();
+        else
+            ctx.wait_copies<0>();
+        if (M != kNoBarrier) ctx.sync();
+        memcpy(p.out + round * p.n + other, shared + other, 16);
+        if (M != kNoSecondBarrier) ctx.sync();
+    }
+    if (M != kNeverWaited) {
+        ctx.commit_copies();
+        ctx.wait_copies<0>();
+    }
+}
+
+/** Right answers of `copied`, or not? */
+template <Mistake M>
+bool copies(const char *policy, uint64_t seed) {
+    constexpr int n = 4 * 96;
+    alignas(16) float in[n + 4];
+    float out[2 * n];
+    for (int i = 0; i < n + 4; ++i) in[i] = 1.5f + static_cast<float>(i);
+    const Rows p{in, out, n};
+    CHECK(set_schedule(policy, seed));
+    const std::string fault = run_kernel({copied<M>, sizeof p}, &p, 1, n / 4, n * sizeof(float));
+    CHECK(fault == (M == kNeverWaited ? "block 0: copies that nobody waited for" : ""));
+    bool right = fault.empty();
+    for (int i = 0; i < 2 * n; ++i) right = right && out[i] == in[i % n + i / n * 4];
+    return right;
+}
+void misaligned_copy(HostCtx &ctx, const void *params) {
+    ctx.copy_async(ctx.shared<float>(), static_cast<const Rows *>(params)->in + 2);
+}
+
 void test_engine() {
     for (const char *policy : {"fair", "greedy"}) {
         bool first_found = false, second_found = false;
@@ -89,6 +133,16 @@ void test_engine() {
             second_found |= !mirrors<true, false>(policy, seed);
         }
         CHECK(first_found && second_found);
+        first_found = second_found = false;
+        for (uint64_t seed = 1; seed <= 8; ++seed) {
+            CHECK(copies<kNone>(policy, seed));
+            CHECK(!copies<kNoCommit>(policy, seed));
+            CHECK(!copies<kNoWait>(policy, seed));
+            CHECK(!copies<kNeverWaited>(policy, seed));
+            first_found |= !copies<kNoBarrier>(policy, seed);
+            second_found |= !copies<kNoSecondBarrier>(policy, seed);
+        }
+        CHECK(first_found && second_found);
     }
     CHECK(!set_schedule("eager", 1));
 
@@ -96,7 +150,7 @@ void test_engine() {
     for (int i = 0; i < 64; ++i) in[i] = static_cast<float>(i);
     const Rows p{in, out, 64};
     const auto fault = [&](void (*body)(HostCtx &, const void *)) {
-        return run_kernel({body, sizeof p}, &p, 1, 64, 0);
+        return run_kernel({body, sizeof p}, &p, 1, 64, 16);
     };
     const auto found = [&](void (*body)(HostCtx &, const void *), const char *word) {
         return fault(body).find(word) != std::string::npos;
@@ -108,6 +162,7 @@ void test_engine() {
     CHECK(found(one_warp_alone, "threads of a block are done while others wait"));
     CHECK(found(crossed, "threads wait for others that never come"));
     CHECK(found(misaligned, "misaligned load of 16 bytes"));
+    CHECK(found(misaligned_copy, "misaligned copy from of 16 bytes"));
 }
 
 /* ---- division -------------------------------------------------------------------------------------------------------- */

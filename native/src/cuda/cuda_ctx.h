@@ -74,6 +74,22 @@ public:
                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
     }
 
+    /** Begins to copy 16 bytes from global to shared memory, at multiples of 16. They are there for the thread once it has waited for the
+     *  group they were committed in, for others after a barrier then; until that nobody reads or writes there. (The instruction can fill
+     *  up with zeros what it does not copy, but compute-sanitizer takes all 16 for read.) */
+    INFINI_DEVICE void copy_async(void *to, const void *from) {
+        const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+        const auto global = __cvta_generic_to_global(from);
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
+    }
+    /** Makes a group, perhaps an empty one, of the copies that this thread has begun since the last one. */
+    INFINI_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+    /** Waits for all of this thread's groups but the last `Pending`. */
+    template <int Pending>
+    INFINI_DEVICE void wait_copies() {
+        asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+    }
+
     /** The block's shared memory: as many bytes as the launch asked for, 16-byte aligned. */
     template <class T>
     INFINI_DEVICE T *shared() {

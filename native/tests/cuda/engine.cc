@@ -57,6 +57,17 @@ unsigned char *poisoned(size_t size) {
     return static_cast<unsigned char *>(memory);
 }
 
+/** A thread's copies that are on their way. */
+struct Copies {
+    struct Copy {
+        void *to;
+        const void *from;
+        int group;
+    };
+    std::vector<Copy> begun; // in order
+    int groups = 0;          // how many there were
+};
+
 } // namespace
 
 bool set_schedule(const char *policy, uint64_t seed) {
@@ -117,9 +128,9 @@ class Block {
 public:
     Block(const HostKernel &kernel, const void *params, uint32_t number, uint32_t blocks, int n, size_t shared,
           uint64_t seed)
-        : number(number), blocks(blocks), slots(static_cast<size_t>(n) * HostCtx::kSlotBytes), kernel_(kernel),
-          params_(params), random_(seed), threads_(static_cast<size_t>(n)),
-          warps_(static_cast<size_t>((n + kWarp - 1) / kWarp)) {
+        : number(number), blocks(blocks), slots(static_cast<size_t>(n) * HostCtx::kSlotBytes),
+          copies(static_cast<size_t>(n)), kernel_(kernel), params_(params), random_(seed),
+          threads_(static_cast<size_t>(n)), warps_(static_cast<size_t>((n + kWarp - 1) / kWarp)) {
         if (shared > 0) memory = poisoned(shared);
         const auto first = static_cast<int>(random_.below(static_cast<uint64_t>(n)));
         for (int i = 0; i < n; ++i) runnable_.push_back((first + i) % n);
@@ -146,11 +157,14 @@ public:
         leave(t, false);
     }
 
-    void report(const std::string &what) { fault = what; }
+    void report(const std::string &what) {
+        if (fault.empty()) fault = what;
+    }
 
     std::string fault;
     uint32_t number, blocks;
     std::vector<unsigned char> slots;
+    std::vector<Copies> copies;
     unsigned char *memory = nullptr;
 
 private:
@@ -268,6 +282,7 @@ private:
         Thread &t = block.threads_[static_cast<size_t>(block.current_)];
         HostCtx ctx(block, block.current_);
         block.kernel_.body(ctx, block.params_);
+        ctx.end();
         t.state = State::kDone;
         block.leave(t, true);
     }
@@ -391,8 +406,8 @@ class Block {
 public:
     Block(const HostKernel &kernel, const void *params, uint32_t number, uint32_t blocks, int n, size_t shared,
           uint64_t)
-        : number(number), blocks(blocks), slots(static_cast<size_t>(n) * HostCtx::kSlotBytes), kernel_(kernel),
-          params_(params), n_(n), whole_(n) {
+        : number(number), blocks(blocks), slots(static_cast<size_t>(n) * HostCtx::kSlotBytes),
+          copies(static_cast<size_t>(n)), kernel_(kernel), params_(params), n_(n), whole_(n) {
         for (int warp = 0; warp < n; warp += kWarp)
             warps_.push_back(std::make_unique<Barrier>(n - warp < kWarp ? n - warp : kWarp));
         if (shared > 0) memory = poisoned(shared);
@@ -405,6 +420,7 @@ public:
         Crew::of(n_).run([this](int i) {
             HostCtx ctx(*this, i);
             kernel_.body(ctx, params_);
+            ctx.end();
         });
         return fault;
     }
@@ -413,12 +429,13 @@ public:
 
     void report(const std::string &what) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        fault = what;
+        if (fault.empty()) fault = what;
     }
 
     std::string fault;
     uint32_t number, blocks;
     std::vector<unsigned char> slots;
+    std::vector<Copies> copies;
     unsigned char *memory = nullptr;
 
 private:
@@ -445,6 +462,27 @@ void *HostCtx::shared_bytes() const { return block_.memory; }
 void HostCtx::need_aligned(const void *p, size_t size, const char *what) const {
     if (reinterpret_cast<uintptr_t>(p) % size != 0)
         block_.report(std::string("misaligned ") + what + " of " + std::to_string(size) + " bytes");
+}
+
+void HostCtx::copy_async(void *to, const void *from) {
+    need_aligned(to, 16, "copy to");
+    need_aligned(from, 16, "copy from");
+    Copies &copies = block_.copies[static_cast<size_t>(thread_)];
+    copies.begun.push_back({to, from, copies.groups});
+    memset(to, 0xff, 16);
+}
+
+void HostCtx::commit_copies() { ++block_.copies[static_cast<size_t>(thread_)].groups; }
+
+void HostCtx::wait_but(int pending) {
+    Copies &copies = block_.copies[static_cast<size_t>(thread_)];
+    auto it = copies.begun.begin();
+    for (; it != copies.begun.end() && it->group < copies.groups - pending; ++it) memcpy(it->to, it->from, 16);
+    copies.begun.erase(copies.begun.begin(), it);
+}
+
+void HostCtx::end() {
+    if (!block_.copies[static_cast<size_t>(thread_)].begun.empty()) block_.report("copies that nobody waited for");
 }
 
 std::string run_kernel(const HostKernel &kernel, const void *params, uint32_t blocks, int threads,

@@ -4,8 +4,9 @@
  *  A seeded schedule decides which thread runs on where several could. Threads run until they wait for others, so an order that a
  *  device would choose at its leisure is forced: a fair schedule takes any thread that can run, a greedy one lets a warp run ahead as
  *  far as it can. What is found: threads that wait for others who are done or wait elsewhere (divergent barriers, deadlocks), loads
- *  and stores of packs at other addresses than multiples of their size, and, through results, reads of shared memory that nobody
- *  wrote: each block finds it full of NaNs. Its size is exact for AddressSanitizer. */
+ *  and stores of packs at other addresses than multiples of their size, copies that nobody waits for, and, through results, reads
+ *  of shared memory that nobody wrote (each block finds it full of NaNs) or to which a copy is on its way. Its size is exact for
+ *  AddressSanitizer. */
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -54,6 +55,15 @@ public:
     void store(void *p, const W &x) {
         need_aligned(p, sizeof(W), "store");
         memcpy(p, &x, sizeof x);
+    }
+
+    /** CudaCtx's. Until its group is waited for the place holds NaNs: so who reads there too early finds them, and so does who had
+     *  still to read what was there before. Global memory is read last, then. */
+    void copy_async(void *to, const void *from);
+    void commit_copies();
+    template <int Pending>
+    void wait_copies() {
+        wait_but(Pending);
     }
 
     /** All lanes of the warp give `mine`; afterwards each may read all of them, until the next call. For what a warp does
@@ -118,6 +128,8 @@ private:
         sync_warp(line);
         return other;
     }
+    void wait_but(int pending);
+    void end(); // of the kernel
     void *slot(int thread) const;
     void *shared_bytes() const;
     void need_aligned(const void *p, size_t size, const char *what) const;
