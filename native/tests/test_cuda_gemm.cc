@@ -20,17 +20,20 @@ int value(int64_t i) { return static_cast<int>(i * 7 % 5) - 2; }
 
 /** `gap`: elements after each line of A and of B, which are NaN. Lines of whole packs begin at multiples of 16 bytes, others anywhere. */
 template <class Kernel, class T>
-void run(int64_t m, int64_t depth, bool b_by_k, int64_t n = kN, int64_t gap = 0) {
+void run(int64_t m, int64_t depth, bool b_by_k, int64_t n = kN, int64_t gap = 0, bool a_by_k = true) {
     constexpr int64_t kPack = 16 / sizeof(T);
-    const int64_t in_a = depth + gap, in_b = (b_by_k ? depth : n) + gap, lines_b = b_by_k ? n : depth;
+    const int64_t in_a = (a_by_k ? depth : m) + gap, lines_a = a_by_k ? m : depth;
+    const int64_t in_b = (b_by_k ? depth : n) + gap, lines_b = b_by_k ? n : depth;
     const bool packs_a = in_a % kPack == 0, packs_b = in_b % kPack == 0;
     const T nothing = round_to<T>(static_cast<Acc<T>>(NAN));
     const int64_t first_a = packs_a ? 0 : 1, first_b = packs_b ? 0 : 1;
-    std::vector<T> a(static_cast<size_t>(first_a + kBatch * m * in_a), nothing),
+    std::vector<T> a(static_cast<size_t>(first_a + kBatch * lines_a * in_a), nothing),
         b(static_cast<size_t>(first_b + kBatch * lines_b * in_b), nothing),
         c(static_cast<size_t>(kBatch * m * n), nothing);
     T *const from_a = a.data() + first_a, *const from_b = b.data() + first_b;
-    const auto at_a = [&](int64_t item, int64_t i, int64_t k) { return (item * m + i) * in_a + k; };
+    const auto at_a = [&](int64_t item, int64_t i, int64_t k) {
+        return a_by_k ? (item * m + i) * in_a + k : (item * depth + k) * in_a + i;
+    };
     const auto at_b = [&](int64_t item, int64_t k, int64_t j) {
         return b_by_k ? (item * n + j) * in_b + k : (item * depth + k) * in_b + j;
     };
@@ -43,7 +46,8 @@ void run(int64_t m, int64_t depth, bool b_by_k, int64_t n = kN, int64_t gap = 0)
         }
 
     GemmParams p{};
-    p.a = {from_a, m * in_a, in_a, 1, true, packs_a};
+    p.a = a_by_k ? GemmInput{from_a, m * in_a, in_a, 1, true, packs_a}
+                 : GemmInput{from_a, depth * in_a, 1, in_a, false, packs_a};
     p.b = b_by_k ? GemmInput{from_b, n * in_b, in_b, 1, true, packs_b}
                  : GemmInput{from_b, depth * in_b, 1, in_b, false, packs_b};
     p.c = {c.data(), m * n, n, 1, n % kPack == 0};
@@ -91,13 +95,28 @@ void run_gemv_mma() {
     for (const int64_t k : {575, 584}) run<GemvMma<T, false>, T>(3, k, false, k == 575 ? 39 : 40, 1);
 }
 
+/** All layouts, and K of more slices than there are stages, of fewer, and of none; with whole packs, a part of one, and none. */
+template <class Tile, class T>
+void run_mma() {
+    for (const bool a_by_k : {false, true})
+        for (const bool b_by_k : {false, true}) {
+            run<Tile, T>(40, 72, b_by_k, kN, 0, a_by_k);
+            run<Tile, T>(37, 301, b_by_k, 149, 3, a_by_k);
+        }
+    run<Tile, T>(45, 16 * 13 - 3, true, 277, 3, true);
+    run<Tile, T>(45, 13, false, 277, 3, false);
+    run<Tile, T>(9, 8 * 13 + 1, true, 137, 0, false);
+    run<Tile, T>(9, 0, true, 137, 0, false);
+}
+
 } // namespace
 
 int main() {
     for (const char *policy : {"fair", "greedy"}) {
         CHECK(set_schedule(policy, 1));
-        run<MmaTile<f16, 128, 128, 2, 4>, f16>(40, 72, true);
-        run<MmaTile<bf16, 64, 64, 2, 2>, bf16>(40, 72, false);
+        run_mma<MmaTile<f16, 128, 128, 2, 2, 32, 4>, f16>();
+        run_mma<MmaTile<bf16, 64, 64, 2, 2, 64, 3>, bf16>();
+        run<PlainTile<double, 128, 64, 8, 8>, double>(40, 72, true);
         run<PlainTile<float, 128, 128, 8, 8>, float>(40, 72, true);
         run<PlainTile<double, 32, 32, 4, 2>, double>(40, 72, false);
         run<GemvAlongK<f16, 4, 8>, f16>(3, 72, true);

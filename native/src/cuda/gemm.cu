@@ -3,6 +3,7 @@
  * and comparisons; the tiled kernel always may. Programs that are AT_SECURE read no variable. */
 #include "cuda/gemm.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -27,6 +28,7 @@ struct GemmKernel {
 };
 template <class Kernel>
 GemmKernel kernel_of() {
+    static_assert(Kernel::kSharedBytes <= (163 << 10), "a block has that much on each device since sm_80");
     return {[] { return prepare<Kernel>(Kernel::kSharedBytes); },
             [](int64_t blocks, const GemmParams &params, void *stream) {
                 return launch<Kernel>(blocks, params, stream, Kernel::kSharedBytes);
@@ -137,21 +139,49 @@ auto by_element(int dtype, Visit &&visit) {
 
 /* ---- tiles --------------------------------------------------------------------------------------------------------- */
 
+/** A kernel, how many of its blocks a multiprocessor holds, and in per cent what these take for an element of C, next to those of the
+ *  largest tile. */
+struct TileSize {
+    GemmKernel kernel;
+    int64_t blocks, cost;
+};
 struct TileSizes {
-    GemmKernel large, small;
+    TileSize size[3]; // the largest first
     const char *how;
 };
-template <class Large, class Small>
-TileSizes sizes(const char *how) {
-    return {kernel_of<Large>(), kernel_of<Small>(), how};
+template <class Tile>
+TileSize size_of(int64_t cost) {
+    return {kernel_of<Tile>(), Tile::kBlocks, cost};
 }
 
 template <class T>
 TileSizes tile_sizes(T) {
-    return sizes<MmaTile<T, 128, 128, 2, 4>, MmaTile<T, 64, 64, 2, 2>>("x32 mma");
+    return {{size_of<MmaTile<T, 128, 128, 2, 2, 32, 4>>(100), size_of<MmaTile<T, 64, 64, 2, 2, 64, 3>>(120)}, "mma"};
 }
-TileSizes tile_sizes(float) { return sizes<PlainTile<float, 128, 128, 8, 8>, PlainTile<float, 64, 64, 8, 4>>("x8"); }
-TileSizes tile_sizes(double) { return sizes<PlainTile<double, 64, 64, 4, 4>, PlainTile<double, 32, 32, 4, 2>>("x8"); }
+TileSizes tile_sizes(float) {
+    return {{size_of<PlainTile<float, 128, 128, 8, 8>>(100), size_of<PlainTile<float, 64, 64, 8, 4>>(130)}, "fma"};
+}
+TileSizes tile_sizes(double) {
+    return {{size_of<PlainTile<double, 128, 64, 8, 8>>(100), size_of<PlainTile<double, 64, 64, 8, 4>>(130),
+             size_of<PlainTile<double, 32, 32, 4, 2>>(180)},
+            "fma"};
+}
+
+/** The one whose tiles the multiprocessors have done first: the one with most of them counts. With fewer blocks than it holds it has
+ *  less to do while they wait; as if half of those that are missing were there. */
+const GemmKernel &choose(const TileSizes &sizes, const GemmPlan &plan, int processors) {
+    const TileSize *best = nullptr;
+    double least = 0; // as integers, products of these could be too large
+    for (const TileSize &size : sizes.size) {
+        if (size.cost == 0) break;
+        const int64_t tiles = plan.tiles(size.kernel.tile_m, size.kernel.tile_n);
+        const int64_t most = tiles / processors + (tiles % processors != 0);
+        const double time = static_cast<double>(most + std::max(most, size.blocks)) *
+                            static_cast<double>(size.kernel.tile_m * size.kernel.tile_n * size.cost);
+        if (best == nullptr || time < least) best = &size, least = time;
+    }
+    return best->kernel;
+}
 
 /* ---- a few rows ---------------------------------------------------------------------------------------------------- */
 
@@ -232,11 +262,9 @@ infiniStatus_t plan_tiled(const InfiniProblem &problem, std::unique_ptr<CudaPlan
     int processors;
     if (const infiniStatus_t status = count_multiprocessors(problem.device_id, &processors)) return status;
     const TileSizes sizes = by_element(c.dtype, [](auto element) { return tile_sizes(element); });
-    const GemmKernel &large = sizes.large, &small = sizes.small;
-    const bool fills = made->params.m > small.tile_m && made->params.n > small.tile_n &&
-                       made->tiles(large.tile_m, large.tile_n) >= processors;
-    const GemmKernel &kernel = fills ? large : small;
-    made->description = "tiled " + std::to_string(kernel.tile_m) + "x" + std::to_string(kernel.tile_n) + sizes.how;
+    const GemmKernel &kernel = choose(sizes, *made, processors);
+    made->description =
+        "tiled " + std::to_string(kernel.tile_m) + "x" + std::to_string(kernel.tile_n) + " " + sizes.how;
     if (const infiniStatus_t status = made->use(kernel)) return status;
     *plan = std::move(made);
     return INFINI_STATUS_SUCCESS;

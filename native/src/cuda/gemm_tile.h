@@ -1,17 +1,29 @@
 /* gemm by tiles: a block computes a tile of C at a time, and keeps its sums in registers while it walks along K. Each step brings a
- * slice of A and one of B into shared memory, where threads find what they multiply. There are two slices of each: while one is
- * multiplied, the next is on its way through registers, and one barrier a step is enough.
+ * slice of A and one of B into shared memory, where threads find what they multiply; one barrier a step is enough.
+ *  F32 and F64 have two slices of each there: while one is multiplied, the next is on its way through registers.
+ *  F16 and BF16 have several, the stages, which copies fill that no thread waits for: memory has all the time to answer in which
+ *  the slices before are multiplied, and what is on its way takes no registers, which sums need.
  *
  *  A sum takes its products in the order of k, starting at 0: in ones for F32 and F64, in sixteens (one instruction of the tensor
  *  cores) for F16 and BF16. So it depends on nothing but its row of A and its column of B: not on M, N, the batch, the size of the
  *  tile or the place in it. Slices are filled up with zeros beyond K, M and N.
  *  How the tensor cores round within a sixteen is theirs: known is that they keep F32 or a little more, and cut off.
  *
- *  What bounds a tile of m x n and a slice of depth k: it reads (m + n) * k elements from L2 for 2 * m * n * k flops. 128 x 128 in
- *  F16: 64 flops a byte, so that 800 Tflop/s would take 12.5 TB/s, more than L2 gives; that is beyond `mma.sync` anyway, which is
- *  held to reach some 60 % of Hopper's tensor cores (wgmma is needed for more; cublasLt has it). In F32: 32 flops a byte, 67 Tflop/s
- *  take 2.1 TB/s. 64 x 64 tiles halve the intensity and are for problems that would leave multiprocessors without a tile.
- *  Nothing of this was measured yet. */
+ *  What bounds a tile of m x n: for each 16 of k it reads (m + n) * 16 elements from L2, writes them to shared memory, and reads
+ *  there (wm + wn) * 16 for each warp's part of wm x wn, all of it for 2 * m * n * 16 flops. Hopper's `mma.sync` is held to reach
+ *  some 60 % of its tensor cores, 600 Tflop/s (wgmma is needed for more; cublasLt has it): 2500 flops a clock of each
+ *  multiprocessor, which moves some 24 bytes from L2 and 128 to or from shared memory in that time. In F16
+ *      tile       of a warp  flops a byte of L2  of shared memory
+ *      64 x 64    32 x 32    32                  11
+ *      128 x 128  64 x 64    64                  21
+ *  A warp's part cannot be larger: 64 x 64 sums fill half of its registers. 64 x 64 tiles are for problems that would leave
+ *  multiprocessors without a tile. In F32 128 x 128 have 32 flops a byte of L2: 67 Tflop/s take 2.1 TB/s.
+ *
+ *  Measured on an H200, in Tflop/s: F16 at 4096 x 4096 x 4096 and at 8192 x 8192 x 8192 320 and 370, of cublasLt's 750 (with two slices
+ *  that went through registers and 64 x 32 a warp 150); tiles of 128 x 256, of which a multiprocessor holds one, not two, 290 and 360;
+ *  with one fragment in registers at a time, not two, 300 and 340. At 1024 x 1024 x 1024 tiles of 64 x 64 160, with slices of 32, not 64,
+ *  137, and 128 x 128 56. F32 at 4096 38.5, of cublasLt's 51. F64 at 2048 19 (with 4 x 4 sums a thread 13), of cublasLt's 59 (on tensor
+ *  cores; 34 is what others can do). */
 #pragma once
 #include "cuda/gemm_params.h"
 
@@ -47,12 +59,12 @@ public:
 
     /** `first` and `extent`: of w. */
     INFINI_DEVICE Slice(const GemmInput &x, int64_t item, int64_t first, int64_t extent, int64_t depth, int thread)
-        : by_k(x.by_k), packs_(x.packs), line_(by_k ? thread / (Depth / E) : thread / (Width / E)),
-          at_((by_k ? thread % (Depth / E) : thread % (Width / E)) * E),
-          lines_(by_k ? Threads / (Depth / E) : Threads / (Width / E)),
+        : by_k_(x.by_k), packs_(x.packs), line_(by_k_ ? thread / (Depth / E) : thread / (Width / E)),
+          at_((by_k_ ? thread % (Depth / E) : thread % (Width / E)) * E),
+          lines_(by_k_ ? Threads / (Depth / E) : Threads / (Width / E)),
           left_w_(extent - first < Width ? static_cast<int>(extent - first) : Width), left_k_(depth),
-          along_(by_k ? x.k : x.w), next_chunk_(lines_ * (by_k ? x.w : x.k)), next_slice_(Depth * x.k),
-          from_(by_k ? x.at<T>(item, first + line_, at_) : x.at<T>(item, first + at_, line_)) {}
+          along_(by_k_ ? x.k : x.w), next_chunk_(lines_ * (by_k_ ? x.w : x.k)), next_slice_(Depth * x.k),
+          from_(by_k_ ? x.at<T>(item, first + line_, at_) : x.at<T>(item, first + at_, line_)) {}
 
     /** Reads the next slice into registers. */
     template <class Ctx>
@@ -62,7 +74,7 @@ public:
             INFINI_UNROLL
             for (int i = 0; i < kChunks; ++i) chunk_[i] = load<T, E>(ctx, from_ + i * next_chunk_);
         } else {
-            const int lines = by_k ? left_w_ : left_k, length = by_k ? left_k : left_w_;
+            const int lines = by_k_ ? left_w_ : left_k, length = by_k_ ? left_k : left_w_;
             INFINI_UNROLL
             for (int i = 0; i < kChunks; ++i)
                 chunk_[i] = load_some<T, E>(ctx, from_ + i * next_chunk_, along_,
@@ -72,30 +84,23 @@ public:
         from_ += next_slice_;
     }
 
-    /** Writes it to shared memory as it was read: lines of `by_k ? in_k : in_w` elements. */
-    template <class Ctx>
-    INFINI_DEVICE void put_lines(Ctx &ctx, T *to, int in_k, int in_w) const {
-        INFINI_UNROLL
-        for (int i = 0; i < kChunks; ++i)
-            store<T, E>(ctx, to + (line_ + i * lines_) * (by_k ? in_k : in_w) + at_, chunk_[i]);
-    }
-
     /** Writes it as lines along w, of `in_w` elements. */
     template <class Ctx>
     INFINI_DEVICE void put_along_w(Ctx &ctx, T *to, int in_w) const {
-        if (!by_k) return put_lines(ctx, to, 0, in_w);
         INFINI_UNROLL
         for (int i = 0; i < kChunks; ++i) {
-            INFINI_UNROLL
-            for (int e = 0; e < E; ++e)
-                store<T, 1>(ctx, to + (at_ + e) * in_w + line_ + i * lines_, {{chunk_[i].at[e]}});
+            const int line = line_ + i * lines_;
+            if (!by_k_) {
+                store<T, E>(ctx, to + line * in_w + at_, chunk_[i]);
+            } else {
+                INFINI_UNROLL
+                for (int e = 0; e < E; ++e) store<T, 1>(ctx, to + (at_ + e) * in_w + line, {{chunk_[i].at[e]}});
+            }
         }
     }
 
-    const bool by_k;
-
 private:
-    const bool packs_;
+    const bool by_k_, packs_;
     const int line_, at_; // where in the slice the first chunk is: its line, and its element in that
     const int lines_;     // how many lines on the next one is
     const int left_w_;
@@ -126,83 +131,201 @@ INFINI_DEVICE void walk(Ctx &ctx, int64_t k, A &a, B &b, Put &&put, Multiply &&m
     }
 }
 
-/** F16 and BF16, by tensor cores: warps of a block share its tile in WarpsM x WarpsN. 128 x 128 by 8 warps: 64 sums a thread, and a
- *  warp reads 3 KiB of shared memory for 64 x 32 x 16 products, 21 flops a byte. */
-template <class T, int M, int N, int WarpsM, int WarpsN>
+/** How chunks of 16 bytes lie in a line of `Chunks` of them: in an order that differs from line to line, so that the same chunk of
+ *  eight neighbours, which the tensor cores' loads take at a time, lies in different banks; and a line's chunks still lie in a
+ *  line, so that those which threads write side by side do, too. The number of a chunk is changed by exclusive or with this one. */
+template <int Chunks>
+INFINI_DEVICE int order_of(int line) {
+    static_assert(Chunks == 4 || Chunks % 8 == 0, "128 bytes, which are all banks, have whole lines or parts of one");
+    return Chunks == 4 ? line / 2 % 4 : line % 8;
+}
+
+/** A thread's part in bringing the slices of one operand, of `Width` rows of A or columns of B, to stages in shared memory: some
+ *  chunks, which lie there in lines as they do in memory, along k or along w. */
+template <class T, int Width, int Depth, int Threads, bool ByK>
+class StagedSlice {
+public:
+    static constexpr int E = 16 / sizeof(T);                         // elements of a chunk
+    static constexpr int kLength = ByK ? Depth : Width;              // of a line, in elements
+    static constexpr int kPerLine = kLength / E;                     // in chunks
+    static constexpr int kLines = Threads / kPerLine;                // how many lines on a thread's next chunk is
+    static constexpr int kChunks = Width * Depth / kLength / kLines; // of a thread
+    static_assert(kChunks * kLines * kLength == Width * Depth && kLines * kPerLine == Threads,
+                  "all threads have as many chunks");
+    static_assert(kLines % 8 == 0, "all of a thread's chunks lie in the same place of their lines");
+
+    /** `first` and `extent`: of w. */
+    INFINI_DEVICE StagedSlice(const GemmInput &x, int64_t item, int64_t first, int64_t extent, int thread)
+        : x_(x), line_(thread / kPerLine), at_(thread % kPerLine * E),
+          to_(line_ * kLength + (thread % kPerLine ^ order_of<kPerLine>(line_)) * E),
+          left_w_(extent - first < Width ? static_cast<int>(extent - first) : Width),
+          from_(ByK ? x.at<T>(item, first + line_, at_) : x.at<T>(item, first + at_, line_)) {}
+
+    /** Are slices whose k are all there such that all of a thread's chunks can be copied? */
+    INFINI_DEVICE bool whole() const { return x_.packs && left_w_ == Width; }
+
+    /** Has the next slice, of those, copied to a stage. */
+    template <class Ctx>
+    INFINI_DEVICE void copy(Ctx &ctx, T *stage) {
+        const int64_t next_chunk = kLines * (ByK ? x_.w : x_.k);
+        INFINI_UNROLL
+        for (int i = 0; i < kChunks; ++i) ctx.copy_async(stage + to_ + i * kLines * kLength, from_ + i * next_chunk);
+        from_ += Depth * x_.k;
+    }
+    /** The same with any slice, of which `left_k` k are there. */
+    template <class Ctx>
+    INFINI_DEVICE void copy_some(Ctx &ctx, T *stage, int left_k) {
+        const int64_t next_chunk = kLines * (ByK ? x_.w : x_.k);
+        const int lines = ByK ? left_w_ : left_k, length = ByK ? left_k : left_w_;
+        const int there = length - at_ < 0 ? 0 : length - at_ < E ? length - at_ : E; // of a chunk
+        INFINI_NO_UNROLL
+        for (int i = 0; i < kChunks; ++i) {
+            T *const to = stage + to_ + i * kLines * kLength;
+            const T *const from = from_ + i * next_chunk;
+            const int count = line_ + i * kLines < lines ? there : 0;
+            if (x_.packs && count == E)
+                ctx.copy_async(to, from);
+            else // less than a chunk, or elements apart: one at a time, which is waited for
+                store<T, E>(ctx, to, load_some<T, E>(ctx, from, ByK ? x_.k : x_.w, count, false));
+        }
+        from_ += Depth * x_.k;
+    }
+
+private:
+    const GemmInput &x_;
+    const int line_, at_; // where in the slice the first chunk is: its line, and its element in that
+    const int to_;        // where in a stage
+    const int left_w_;
+    const T *from_;
+};
+
+/** Where a lane finds the lines that it names when fragments of an operand are loaded from a stage: 16 of w by 16 of k each, those
+ *  of a warp side by side. A fragment is four matrices of 8 by 8, of which eight lanes each name the lines; in the order of the
+ *  registers that multiply_add() takes together: w and k, then w + 8 and k, w and k + 8 in A, w and k + 8, w + 8 and k in B (which
+ *  are two times 8 of w there), last w + 8 and k + 8. */
+template <class T, int Width, int Depth, int OfWarp, bool ByK, bool OfB>
+class FragmentWalk {
+public:
+    static constexpr int E = 16 / sizeof(T), kLength = ByK ? Depth : Width;
+    static_assert(ByK || (OfWarp & (OfWarp - 1)) == 0, "numbers of a warp's chunks differ in bits of their own");
+
+    /** `w`: the warp's first, a multiple of OfWarp. */
+    INFINI_DEVICE FragmentWalk(int w, int lane) {
+        const int own = lane % 8, w8 = OfB ? lane / 16 : lane / 8 % 2, k8 = OfB ? lane / 8 % 2 : lane / 16;
+        const int line = ByK ? w + w8 * 8 + own : k8 * 8 + own, chunk = ByK ? k8 : w / 8 + w8;
+        line_ = line * kLength;
+        at_ = (chunk ^ order_of<kLength / E>(line)) * E;
+    }
+    template <class Ctx>
+    INFINI_DEVICE void load(Ctx &ctx, uint32_t (&to)[4], const T *stage, int i_w, int i_k) const {
+        ctx.template load_matrices<!ByK>(to, stage + line_ + 16 * kLength * (ByK ? i_w : i_k) +
+                                                 (at_ ^ 16 * (ByK ? i_k : i_w)));
+    }
+
+private:
+    int line_, at_; // of the first fragment: what begins its line, and its place in that
+};
+
+/** F16 and BF16, by tensor cores: warps of a block share its tile in WarpsM x WarpsN. A warp of 64 x 64 has 128 sums a thread, and
+ *  reads 4 KiB of shared memory for 64 x 64 x 16 products. */
+template <class T, int M, int N, int WarpsM, int WarpsN, int Depth, int Stages>
 struct MmaTile {
     static constexpr int kThreads = kWarp * WarpsM * WarpsN;
-    static constexpr int kTileRows = M, kTileColumns = N, kDepth = 32;
-    static constexpr int kBlocks = 512 / kThreads; // 128 registers a thread: as many as two blocks of 8 warps may have
+    static constexpr int kTileRows = M, kTileColumns = N, kDepth = Depth;
+    static constexpr int kWarpM = M / WarpsM, kWarpN = N / WarpsN;           // of a warp's part of the tile
+    static constexpr int kAs = kWarpM / 16, kBs = kWarpN / 16;               // in fragments of 16
+    static constexpr int kSixteens = Depth / 16;                             // of k
+    static constexpr int kBlocks = (kAs * kBs >= 16 ? 256 : 512) / kThreads; // 255 registers a thread, or 128
+    static constexpr int kRoom = (M + N) * Depth;                            // elements of a stage
+    static constexpr size_t kSharedBytes = Stages * kRoom * sizeof(T);
+    static_assert(kSixteens % 2 == 0, "fragments of a slice's first sixteen always lie in the same registers");
     using Params = GemmParams;
-
-    static constexpr int kWarpM = M / WarpsM, kWarpN = N / WarpsN; // of a warp's part of the tile
-    static constexpr int kAs = kWarpM / 16, kBs = kWarpN / 16;     // in fragments of 16
-    static constexpr int kStep = 16;                               // of k
-    // Lines are 16 bytes longer than needed: eight neighbours, which the tensor cores' loads take at a time, lie in different banks.
-    static constexpr int kPad = 8, kInK = kDepth + kPad, kInM = M + kPad, kInN = N + kPad;
-    static constexpr int kRoomA = M * kInK > kDepth *kInM ? M * kInK : kDepth * kInM;
-    static constexpr int kRoomB = N * kInK > kDepth *kInN ? N * kInK : kDepth * kInN;
-    static constexpr int kRoom = kRoomA + kRoomB; // elements of a buffer
-    static constexpr size_t kSharedBytes = 2 * kRoom * sizeof(T);
-
-    /** Where a lane finds its line of the first fragment, and how far it is to others. */
-    struct Walk {
-        int first, next_w, next_k;
-        bool by_k;
-
-        /** A fragment is 16 of w by 16 of k: four matrices of 8 by 8, of which eight lanes each name the lines; in this order: w and k,
-         *  w + 8 and k, w and k + 8, w + 8 and k + 8. */
-        INFINI_DEVICE Walk(bool along_k, int in_w, int w, int lane) : by_k(along_k) {
-            const int line = lane % 8, second_w = lane / 8 % 2 * 8, second_k = lane / 16 * 8;
-            const int stride_w = by_k ? kInK : 1, stride_k = by_k ? 1 : in_w;
-            first = by_k ? (w + second_w + line) * stride_w + second_k : w + second_w + (second_k + line) * stride_k;
-            next_w = 16 * stride_w;
-            next_k = kStep * stride_k;
-        }
-        template <class Ctx>
-        INFINI_DEVICE void load(Ctx &ctx, uint32_t (&to)[4], const T *tile, int i_w, int i_k) const {
-            const T *line = tile + first + i_w * next_w + i_k * next_k;
-            if (by_k)
-                ctx.template load_matrices<false>(to, line);
-            else
-                ctx.template load_matrices<true>(to, line);
-        }
-    };
 
     template <class Ctx>
     static INFINI_DEVICE void run(Ctx &ctx, const Params &p) {
-        T *const shared = ctx.template shared<T>();
         const int lane = ctx.thread() % kWarp, warp = ctx.thread() / kWarp;
         const int row = warp / WarpsN * kWarpM, col = warp % WarpsN * kWarpN;
-        const Walk walk_a(p.a.by_k, kInM, row, lane), walk_b(p.b.by_k, kInN, col, lane);
         for (int64_t tile = ctx.block(); tile < p.tiles; tile += ctx.blocks()) {
             const TilePlace place = place_of<M, N>(tile, p);
-            Slice<T, M, kDepth, kThreads> a(p.a, place.item, place.row, p.m, p.k, ctx.thread());
-            Slice<T, N, kDepth, kThreads> b(p.b, place.item, place.col, p.n, p.k, ctx.thread());
             float sums[kAs][2 * kBs][4] = {};
-            const auto put = [&](int buffer) {
-                a.put_lines(ctx, shared + buffer * kRoom, kInK, kInM);
-                b.put_lines(ctx, shared + buffer * kRoom + kRoomA, kInK, kInN);
-            };
-            const auto multiply = [&](int buffer) {
-                const T *const at_a = shared + buffer * kRoom, *const at_b = at_a + kRoomA;
-                INFINI_UNROLL
-                for (int k = 0; k < kDepth / kStep; ++k) {
-                    uint32_t of_a[kAs][4], of_b[kBs][4];
-                    INFINI_UNROLL
-                    for (int i = 0; i < kAs; ++i) walk_a.load(ctx, of_a[i], at_a, i, k);
-                    INFINI_UNROLL
-                    for (int j = 0; j < kBs; ++j) walk_b.load(ctx, of_b[j], at_b, j, k);
-                    INFINI_UNROLL
-                    for (int s = 0; s < kAs * 2 * kBs; ++s) {
-                        const int i = s / (2 * kBs), j = s % (2 * kBs);
-                        ctx.template multiply_add<T>(sums[i][j], of_a[i], {of_b[j / 2][j % 2], of_b[j / 2][j % 2 + 2]});
-                    }
-                }
-            };
-            walk<kDepth>(ctx, p.k, a, b, put, multiply);
+            // What is asked here need not be asked, by a jump each, wherever matrices are loaded.
+            if (p.a.by_k && p.b.by_k)
+                add_up<true, true>(ctx, p, place, row, col, lane, sums);
+            else if (p.a.by_k)
+                add_up<true, false>(ctx, p, place, row, col, lane, sums);
+            else if (p.b.by_k)
+                add_up<false, true>(ctx, p, place, row, col, lane, sums);
+            else
+                add_up<false, false>(ctx, p, place, row, col, lane, sums);
             write(ctx, p, place, row, col, lane, sums);
         }
+    }
+
+    /** Slice s is multiplied while those up to s + Stages - 1 are on their way. Fragments of the next sixteen are loaded before
+     *  those of this one are multiplied, across the slices' borders, too. */
+    template <bool AByK, bool BByK, class Ctx>
+    static INFINI_DEVICE void add_up(Ctx &ctx, const Params &p, const TilePlace &place, int row, int col, int lane,
+                                     float (&sums)[kAs][2 * kBs][4]) {
+        if (p.k == 0) return;
+        T *const shared = ctx.template shared<T>();
+        StagedSlice<T, M, Depth, kThreads, AByK> a(p.a, place.item, place.row, p.m, ctx.thread());
+        StagedSlice<T, N, Depth, kThreads, BByK> b(p.b, place.item, place.col, p.n, ctx.thread());
+        const FragmentWalk<T, M, Depth, kWarpM, AByK, false> walk_a(row, lane);
+        const FragmentWalk<T, N, Depth, kWarpN, BByK, true> walk_b(col, lane);
+        const bool whole = a.whole() && b.whole();
+        int64_t to_fetch = p.k; // that nobody has begun to copy
+        const auto fetch = [&](int stage) {
+            T *const to_a = shared + stage * kRoom, *const to_b = to_a + M * Depth;
+            if (whole && to_fetch >= Depth) {
+                a.copy(ctx, to_a);
+                b.copy(ctx, to_b);
+            } else if (to_fetch > 0) {
+                const int left = to_fetch < Depth ? static_cast<int>(to_fetch) : Depth;
+                a.copy_some(ctx, to_a, left);
+                b.copy_some(ctx, to_b, left);
+            }
+            to_fetch -= Depth;
+            ctx.commit_copies(); // of no slice, too: so that counting them says which is there
+        };
+        uint32_t of_a[2][kAs][4], of_b[2][kBs][4];
+        const auto load = [&](int to, int stage, int k) {
+            const T *const at = shared + stage * kRoom;
+            INFINI_UNROLL
+            for (int i = 0; i < kAs; ++i) walk_a.load(ctx, of_a[to][i], at, i, k);
+            INFINI_UNROLL
+            for (int j = 0; j < kBs; ++j) walk_b.load(ctx, of_b[to][j], at + M * Depth, j, k);
+        };
+
+        INFINI_NO_UNROLL
+        for (int s = 0; s < Stages - 1; ++s) fetch(s);
+        ctx.template wait_copies<Stages - 2>();
+        ctx.sync();
+        load(0, 0, 0);
+        int stage = 0, next = Stages - 1; // where this slice is, and where the last one was, to which the next one goes
+        INFINI_NO_UNROLL
+        for (int64_t left = p.k; left > 0; left -= Depth) {
+            INFINI_UNROLL
+            for (int k = 0; k < kSixteens; ++k) {
+                const bool last = k + 1 == kSixteens;
+                if (last) {
+                    ctx.template wait_copies<Stages - 2>();
+                    ctx.sync(); // the next slice is there, and nobody needs this one any more
+                    stage = stage + 1 < Stages ? stage + 1 : 0;
+                }
+                load((k + 1) % 2, stage, last ? 0 : k + 1); // behind the last slice: of anything, and nobody uses it
+                if (k == 0) {
+                    fetch(next);
+                    next = next + 1 < Stages ? next + 1 : 0;
+                }
+                INFINI_UNROLL
+                for (int s = 0; s < kAs * 2 * kBs; ++s) {
+                    const int i = s / (2 * kBs), j = s % (2 * kBs);
+                    const uint32_t (&two)[4] = of_b[k % 2][j / 2];
+                    ctx.template multiply_add<T>(sums[i][j], of_a[k % 2][i], {two[j % 2 * 2], two[j % 2 * 2 + 1]});
+                }
+            }
+        }
+        ctx.sync(); // nobody still loads that, either: the next tile's slices may come
     }
 
     /** A lane holds two neighbours in each row and 8 columns. Two lanes exchange half of what they have of 16 columns and hold four
@@ -232,8 +355,8 @@ template <class T, int M, int N, int RowsOfThread, int ColsOfThread>
 struct PlainTile {
     static constexpr int kThreads = M / RowsOfThread * (N / ColsOfThread);
     static constexpr int kTileRows = M, kTileColumns = N, kDepth = 8;
-    // 128 registers a thread, but for 64 sums of F32: the compiler does not get by with that.
-    static constexpr int kBlocks = RowsOfThread * ColsOfThread * sizeof(T) < 256 ? 512 / kThreads : 1;
+    // 128 registers a thread, but for 64 sums: the compiler does not get by with that.
+    static constexpr int kBlocks = RowsOfThread * ColsOfThread * sizeof(T) < 256 ? 512 / kThreads : 256 / kThreads;
     using Params = GemmParams;
 
     static constexpr int V = 16 / sizeof(T);
