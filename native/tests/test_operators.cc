@@ -479,7 +479,7 @@ void test_rearrange() {
 
 /** Transposes of many tiles of a device, at its edges and within, aligned and not; with sides of one dimension and of two. */
 void test_transposes() {
-    const Shape shapes[] = {{395, 403}, {512, 520}, {70, 96}, {6, 5, 9, 7, 10}};
+    const Shape shapes[] = {{395, 403}, {512, 520}, {70, 96}, {6, 5, 9, 7, 10}, {16, 18, 2, 14, 19}};
     for (infiniDtype_t dtype :
          {INFINI_DTYPE_I8, INFINI_DTYPE_BF16, INFINI_DTYPE_F32, INFINI_DTYPE_I64, INFINI_DTYPE_C64, INFINI_DTYPE_C128})
         for (const Shape &shape : shapes) {

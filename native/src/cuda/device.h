@@ -206,21 +206,22 @@ INFINI_DEVICE void store_chunk(Ctx &ctx, T *p, const Chunk<T, N> &x) {
     else
         ctx.store(p, bits_as<Word<static_cast<int>(sizeof(T)) * N>>(x));
 }
-/** The first `count` of N elements from p on, `step` apart; the others are 0 and are not read. */
+/** Of N elements from p on, `step` apart, those from `begin` on and before `end`; the others are 0 and are not read. */
 template <class T, int N, class Ctx>
-INFINI_DEVICE Chunk<T, N> load_elements(Ctx &ctx, const T *p, int64_t step, int count) {
+INFINI_DEVICE Chunk<T, N> load_elements(Ctx &ctx, const T *p, int64_t step, int end, int begin = 0) {
     Chunk<T, N> x{};
     INFINI_UNROLL
     for (int e = 0; e < N; ++e)
-        if (e < count) put_element(x.unit[e / kPerUnit<T>], e % kPerUnit<T>, load<T, 1>(ctx, p + e * step).at[0]);
+        if (e >= begin && e < end)
+            put_element(x.unit[e / kPerUnit<T>], e % kPerUnit<T>, load<T, 1>(ctx, p + e * step).at[0]);
     return x;
 }
-/** Writes the first `count` of N elements side by side. */
+/** Writes of N elements side by side those from `begin` on and before `end`. */
 template <class T, int N, class Ctx>
-INFINI_DEVICE void store_elements(Ctx &ctx, T *p, const Chunk<T, N> &x, int count) {
+INFINI_DEVICE void store_elements(Ctx &ctx, T *p, const Chunk<T, N> &x, int end, int begin = 0) {
     INFINI_UNROLL
     for (int e = 0; e < N; ++e)
-        if (e < count) store<T, 1>(ctx, p + e, {{element_of<T>(x.unit[e / kPerUnit<T>], e % kPerUnit<T>)}});
+        if (e >= begin && e < end) store<T, 1>(ctx, p + e, {{element_of<T>(x.unit[e / kPerUnit<T>], e % kPerUnit<T>)}});
 }
 /** N times the same element. */
 template <class T, int N>
@@ -253,6 +254,24 @@ inline uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which) {
     return picked;
 }
 #endif
+
+/** 16 of the 32 bytes of two chunks side by side, from the byte `from` on, less than 16, where an element begins. */
+template <class T, int N>
+INFINI_DEVICE Chunk<T, N> part_of(const Chunk<T, N> &first, const Chunk<T, N> &second, uint32_t from) {
+    static_assert(sizeof first == 16 && sizeof(Unit<T>) == 4, "chunks of four registers");
+    uint32_t word[8];
+    INFINI_UNROLL
+    for (int i = 0; i < 4; ++i) word[i] = first.unit[i], word[i + 4] = second.unit[i];
+    INFINI_UNROLL
+    for (int i = 0; i < 6; ++i) word[i] = (from & 8) != 0 ? word[i + 2] : word[i];
+    INFINI_UNROLL
+    for (int i = 0; i < 5; ++i) word[i] = (from & 4) != 0 ? word[i + 1] : word[i];
+    Chunk<T, N> part;
+    INFINI_UNROLL
+    for (int i = 0; i < 4; ++i)
+        part.unit[i] = sizeof(T) == 4 ? word[i] : pick_bytes(word[i], word[i + 1], 0x3210u + 0x1111u * (from % 4));
+    return part;
+}
 
 /** Transposes as many units as a unit has elements: element i of unit j becomes element j of unit i. */
 template <class T>

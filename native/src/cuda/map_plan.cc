@@ -104,8 +104,8 @@ MapLayout plan_map(const InfiniOperand *operands, int n_operands, int element_si
     return plan;
 }
 
-int64_t tile_blocks(const MapLayout &layout, int side) {
-    return tiles(layout.x * layout.far_x, side) * tiles(layout.y * layout.far_y, side) * layout.rows();
+int64_t tile_blocks(const MapLayout &layout, int side, int reach) {
+    return tiles(layout.x * layout.far_x + reach, side) * tiles(layout.y * layout.far_y, side) * layout.rows();
 }
 
 int alignment_of(const MapLayout &layout, int operand, const void *address) {

@@ -45,8 +45,9 @@ constexpr int tile_side(int element_size) { return element_size == 1 ? 128 : ele
 
 constexpr int64_t kMaxBlocks = 0x7fffffff; // of a launch
 
-/** The blocks that a plan of tiles needs, with so many elements along each side. */
-int64_t tile_blocks(const MapLayout &layout, int side);
+/** The blocks that a plan of tiles needs, with so many elements along each side, where lines of the output may begin as much as `reach`
+ *  elements before they do. */
+int64_t tile_blocks(const MapLayout &layout, int side, int reach = 0);
 
 /** Plans operands that are reduced as an InfiniProblem's are. */
 MapLayout plan_map(const InfiniOperand *operands, int n_operands, int element_size);
