@@ -126,7 +126,7 @@ class Table:
                    "a transposed": self._transposed, "in place": self._in_place}  # fmt: skip
         for layout, make in layouts.items():
             for dtype in (torch.float32, torch.float16):
-                for n in (1000, 8000):
+                for n in (1000, 8000, *((8191,) if make == self._transposed else ())):
                     shape = self.size(n, n)
                     yield self._pair("add", dtype, f"{shape[0]}x{shape[1]}, {layout}", shape, make)
 
