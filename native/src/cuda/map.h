@@ -553,7 +553,7 @@ private:
         const int begin = -part.y0() - row, end = there ? part.left_y() - row : 0;
         if (begin <= 0 && end >= V)
             ctx.copy_async(to, from);
-        else
+        else if (end > 0) // else nobody uses it
             *to = bits_as<Word<kVectorBytes>>(load_elements<T, V>(ctx, from, 1, end, begin));
     }
     /** Moves lines to where they belong, by the warp that brought them. */
