@@ -140,3 +140,29 @@ def test_transposes_wherever_lines_begin(
         np.testing.assert_array_equal(y, x.T)
         y.view(np.uint8)[...] = 0xA5
         assert (memory == 0xA5).all()
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8", "f2"])
+@pytest.mark.parametrize(("x_place", "y_place"), [(0, 16), (16, 0), (16, 16), (48, 8), (56, 24)])
+def test_transposed_operands_wherever_lines_begin(
+    x_place: int, y_place: int, dtype: str, rng: np.random.Generator
+) -> None:
+    """Few rows and columns, and as many as are worth bands; one operand transposed or both, c apart or in
+    place. Beside c nothing is written."""
+    side = 64 // np.dtype(dtype).itemsize
+    shapes = [(side + 5, 4 * side + 3), (5 * side, 6 * side + 1), (9 * side + 7, 300)]
+    for rows, cols in [*shapes, (1 + (1 << 19) // (288 * 64 // side), 288)]:
+        x, _ = _at(x_place, cols, rows, dtype)
+        z, _ = _at(y_place, cols, rows, dtype)
+        c, memory = _at(y_place, rows, cols, dtype)
+        for array in (x, z, c):
+            array[...] = rng.integers(0, 200, array.shape)
+        other = c.copy()
+        infiniop_py.add_(c, x.T, c)
+        np.testing.assert_array_equal(c, x.T + other)
+        infiniop_py.mul_(c, other, z.T)
+        np.testing.assert_array_equal(c, other * z.T)
+        infiniop_py.add_(c, x.T, z.T)
+        np.testing.assert_array_equal(c, x.T + z.T)
+        c.view(np.uint8)[...] = 0xA5
+        assert (memory == 0xA5).all()

@@ -94,10 +94,17 @@ void binary_bands(BinaryRows kernel, TileOperand c, TileOperand a, TileOperand b
         transpose_lines<T>(Stepped<T>{lines, pitch}, columns.of(j, i), n_rows, n, false);
         return TileOperand{lines, pitch, 1};
     };
-    for (int64_t j = 0; j < cols; j += width) {
-        const int64_t n = cols - j < width ? cols - j : width;
-        for (int64_t i = 0; i < rows; i += kSide) {
-            const int64_t n_rows = rows - i < kSide ? rows - i : kSide;
+    // Columns that begin alike are read by whole cache lines from the first such on, as parts would be fetched twice.
+    const TileOperand &x = transposed(a) ? a : b;
+    const int64_t to_line = Stepped<const T>{static_cast<const T *>(x.p), x.col}.to_cache_line();
+    const int64_t head = to_line + kSide <= rows ? to_line : 0;
+    // Pieces of rows of c end where cache lines do, if the rows begin alike.
+    const int64_t c_head = Stepped<T>{static_cast<T *>(c.p), c.row}.to_cache_line();
+    for (int64_t j = 0, n = 0; j < cols; j += n) {
+        n = j == 0 && c_head > 0 ? width - kSide + c_head : width;
+        if (cols - j < n + kSide) n = cols - j; // with what would be less than a square
+        for (int64_t i = 0, n_rows = 0; i < rows; i += n_rows) {
+            n_rows = i < head ? head : rows - i < kSide ? rows - i : kSide;
             const TileOperand from_a = band(a, b, buffer, i, j, n_rows, n);
             const TileOperand from_b = band(b, a, buffer + (transposed(a) ? kSide * pitch : 0), i, j, n_rows, n);
             kernel(part<T>(c, i, j), from_a, from_b, n_rows, n);
@@ -200,13 +207,15 @@ template <>
 constexpr bool kSquares<f16> = false;
 
 /** Bands need a buffer, but stream whole lines, and to rows that start anywhere. Only those of halves, whose pieces of a row are
- *  few lines, lose more at their ends than streaming gains, unless rows start at lines. In the caches, too, whole lines pay where
- *  rows do not start at lines, but not for elements of one and two bytes. */
+ *  few lines, lose more at their ends than streaming gains, unless these can be put where lines end. In the caches, too, whole lines
+ *  pay where rows do not start at lines, but for elements of one and two bytes only of rows that all start alike, and not of few. */
 template <class Op, class T>
 void binary_tile(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t cols, bool stream) {
     const Stepped<T> to{static_cast<T *>(c.p), c.row};
-    if (sizeof(T) == 2 && !to.aligned()) stream = false;
-    if (!kSquares<T> || (stream && sizeof(T) < 8) || (sizeof(T) >= 4 && !to.aligned()))
+    if (sizeof(T) == 2 && !to.aligned() && to.to_cache_line() == 0) stream = false;
+    if (!kSquares<T> || (stream && sizeof(T) < 8) ||
+        (!to.aligned() &&
+         (sizeof(T) >= 4 || (to.to_cache_line() > 0 && rows * cols * static_cast<int64_t>(sizeof(T)) > kNear))))
         return kBandsOf<T>(stream ? binary_rows<Op, T, true> : binary_rows<Op, T, false>, c, a, b, rows, cols, stream);
     if constexpr (kSquares<T>) {
         const bool y_first = !transposed(a);
