@@ -212,10 +212,10 @@ constexpr bool kSquares<f16> = false;
 template <class Op, class T>
 void binary_tile(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t cols, bool stream) {
     const Stepped<T> to{static_cast<T *>(c.p), c.row};
-    if (sizeof(T) == 2 && !to.aligned() && to.to_cache_line() == 0) stream = false;
-    if (!kSquares<T> || (stream && sizeof(T) < 8) ||
-        (!to.aligned() &&
-         (sizeof(T) >= 4 || (to.to_cache_line() > 0 && rows * cols * static_cast<int64_t>(sizeof(T)) > kNear))))
+    const bool anywhere = !to.aligned(), alike = to.to_cache_line() > 0;
+    const bool near = rows * cols * static_cast<int64_t>(sizeof(T)) <= kNear;
+    if (sizeof(T) == 2 && anywhere && !alike) stream = false;
+    if (!kSquares<T> || (stream && sizeof(T) < 8) || (anywhere && (sizeof(T) >= 4 || (alike && !near))))
         return kBandsOf<T>(stream ? binary_rows<Op, T, true> : binary_rows<Op, T, false>, c, a, b, rows, cols, stream);
     if constexpr (kSquares<T>) {
         const bool y_first = !transposed(a);

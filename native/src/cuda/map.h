@@ -522,8 +522,8 @@ private:
     template <bool Whole, class Ctx>
     static INFINI_DEVICE void fill(Ctx &ctx, Word<kVectorBytes> *tile, const Part &part, int operand) {
         const int chunk = ctx.thread() % kChunks;
-        if constexpr (
-            !Anywhere) { // on an H200 faster than copies that nobody waits for: by 1 to 3 %, `add` of F16 by 10
+        // Through registers: on an H200 faster than copies that nobody waits for, by 1 to 3 %, `add` of F16 by 10.
+        if constexpr (!Anywhere) {
             Chunk<T, V> in[kPasses];
             int n = 0;
             for_each_line(ctx.thread(), [&](int line) {
@@ -539,7 +539,7 @@ private:
         for_each_line(ctx.thread(), [&](int line) {
             const int row = chunk * V - static_cast<int>(skipped(part, operand, line) / sizeof(T));
             bring<Whole>(ctx, tile + place(line) + chunk, part, operand, line - kReach, row);
-            if (Anywhere && chunk == kChunks - 1)
+            if (chunk == kChunks - 1)
                 bring<Whole>(ctx, tile + place(line) + kChunks, part, operand, line - kReach, row + V);
         });
     }
