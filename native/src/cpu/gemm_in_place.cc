@@ -32,6 +32,7 @@ constexpr int64_t kInPlaceShortRun = 4096; // 2048 or 1024 in a smaller cache
 /* Bytes of B up to which its columns need no fetching, and the first rows of a task. Columns that few shuffles transpose come fast
  * enough from the last-level cache, but are fetched where that costs little: they may well come from memory. */
 constexpr int64_t kColumnsNearB = 4 << 20, kColumnsNearBOfHalves = 16 << 20, kColumnsNearBSmallL2 = 512 * 1024;
+constexpr int64_t kColumnsFarB = 16 << 20; // from which on they come from memory, and are fetched earlier
 constexpr int64_t kRowsNearB = 1024 * 1024;
 constexpr int64_t kPackedColumnsB = 2 << 20; // bytes of B from which on A is packed for its columns
 constexpr int64_t kInPlaceCrowdedEvery = 4096;
@@ -168,6 +169,7 @@ struct InPlace final : Way {
         common.a_unit = packs_a ? m : a.col;
         common.b_stride = by_rows ? b.row : b.col;
         common.n = n;
+        common.far_b = n > kColumnsFarB / size / k;
         common.stream_ahead = second_level_cache() <= kStreamSmallL2 ? kStreamAheadSmallL2 : kStreamAhead;
         common.ld = ld;
         common.begins = common.ends = true;

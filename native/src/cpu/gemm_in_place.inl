@@ -359,16 +359,27 @@ int gemm_steps(const GemmInPlace &g) {
     return kLeastOfNothing;
 }
 
-/** Columns of B, contiguous in k, fetched a little before they are read: of `k` elements each, then what comes `after` those, or
- *  nothing if that is null. So little that the processor's own fetching, which follows what is read, goes on beside it. */
+template <bool Far>
+INFINI_INLINE void prefetch(const void *p) {
+    __builtin_prefetch(p, 0, Far ? 2 : 3);
+}
+
+/** Columns of B, contiguous in k, fetched before they are read: of `k` elements each, then what comes `after` those, or nothing if
+ *  that is null. From a cache so little before that the processor's own fetching, which follows what is read, goes on beside it;
+ *  from memory (`far`) earlier, and into the second-level cache, since those of columns a power of 2 apart push each other out of
+ *  the first. */
 template <class T>
 struct ColumnFetch {
-    static constexpr int64_t kAhead = 5 * kLine / sizeof(T);
+    static constexpr int64_t kAhead = 5 * kLine / sizeof(T), kFarAhead = 32 * kLine / sizeof(T);
     const T *next, *after;
     int64_t left; // elements of each column until `after`
+    bool far;
 
-    INFINI_INLINE ColumnFetch(const T *b, int64_t k, const T *after_)
-        : next(b + kAhead), after(after_), left(after_ == nullptr ? 0 : k - kAhead) {}
+    INFINI_INLINE ColumnFetch(const T *b, int64_t k, const T *after_, bool far_) : after(after_), far(far_) {
+        const int64_t ahead = far ? kFarAhead : kAhead;
+        next = b + ahead;
+        left = after == nullptr ? 0 : k - ahead;
+    }
     template <int N>
     INFINI_INLINE void some(int64_t stride, int64_t elements) {
         if (after == nullptr) return;
@@ -376,10 +387,19 @@ struct ColumnFetch {
             next = after;
             left = INT64_MAX;
         }
-#pragma GCC unroll 16
-        for (int i = 0; i < N; ++i) __builtin_prefetch(next + i * stride, 0, 3);
+        if (far)
+            each<N, true>(stride);
+        else
+            each<N, false>(stride);
         next += elements;
         left -= elements;
+    }
+
+private:
+    template <int N, bool Far>
+    INFINI_INLINE void each(int64_t stride) const {
+#pragma GCC unroll 16
+        for (int i = 0; i < N; ++i) prefetch<Far>(next + i * stride);
     }
 };
 
@@ -402,7 +422,8 @@ INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, type
     constexpr int64_t kBlock = int64_t{N} * U::kDepth;
     const T *b = static_cast<const T *>(g.b) + j * g.b_stride;
     const auto *a = static_cast<const typename U::Unit *>(g.a);
-    ColumnFetch<T> fetch(b, g.kc, g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead) + j * g.b_stride);
+    ColumnFetch<T> fetch(b, g.kc, g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead) + j * g.b_stride,
+                         g.far_b);
     V sums[R][1];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) sums[r][0] = zero(V{});

@@ -18,10 +18,11 @@ struct Tiled {
 };
 
 /** to[i] = the sum of column i of Tiles * N, or if not Whole, of the first `count`. `ahead`: as many columns of B that come next, or
- *  null. */
+ *  null; far: from memory. */
 template <class T, int Exactness, int Tiles, bool Whole>
 INFINI_INLINE void sum_squares(typename Units<T>::Sums::Scalar *to, Tiled<T> tiled, int64_t a_unit, int64_t k,
-                               int64_t stride_, int64_t count, const T *ahead, typename Units<T>::Least &least) {
+                               int64_t stride_, int64_t count, const T *ahead, bool far,
+                               typename Units<T>::Least &least) {
     using U = Units<T>;
     using V = typename U::Sums;
     constexpr int N = V::N;
@@ -52,7 +53,7 @@ INFINI_INLINE void sum_squares(typename Units<T>::Sums::Scalar *to, Tiled<T> til
         a += (elements + U::kDepth - 1) / U::kDepth * a_unit;
         b += elements;
     };
-    ColumnFetch<T> fetch(b, k, ahead);
+    ColumnFetch<T> fetch(b, k, ahead, far);
     // Of each block, since that is whole lines long. Few columns leave each other room.
     const int64_t head = Tiles * N > 8 ? until_line(b, stride) : 0;
     for (int64_t rest = k; rest > 0; rest -= kBlock) {
@@ -98,9 +99,9 @@ INFINI_INLINE void sum_block_pairs(typename Units<T>::Sums::Scalar *to, Tiled<T>
         const bool pair = left >= 2 * kBlock, first = left == g.kc;
         const int64_t here = left < kBlock ? left : kBlock;
         if (pair)
-            sum_squares<T, Exactness, 2, true>(sums, tiled, g.a_unit, here, g.b_stride, V::N, nullptr, least);
+            sum_squares<T, Exactness, 2, true>(sums, tiled, g.a_unit, here, g.b_stride, V::N, nullptr, false, least);
         else
-            sum_squares<T, Exactness, 1, true>(sums, tiled, g.a_unit, here, g.b_stride, V::N, nullptr, least);
+            sum_squares<T, Exactness, 1, true>(sums, tiled, g.a_unit, here, g.b_stride, V::N, nullptr, false, least);
         all = first ? load(sums) : all + load(sums);
         if (pair) all = all + load(sums + V::N);
         const int64_t done = pair ? 2 * here : here;
@@ -213,13 +214,14 @@ INFINI_INLINE void multiply_unit(typename Piece16<T>::Sums (&sums)[Groups], type
 }
 
 /** to[i] = the sum of column i of Groups. k is whole units, and a line or more. `ahead`: as many columns of B that come next, or
- *  null. */
+ *  null; far: from memory. */
 template <class T, int Exactness, int Groups>
 INFINI_INLINE void sum_lines(float *to, const typename Units<T>::Unit *a, int64_t k, const T *b_, int64_t stride,
-                             const T *ahead_, typename Units<T>::Least &least) {
+                             const T *ahead_, bool far, typename Units<T>::Least &least) {
     using Sums = typename Piece16<T>::Sums;
     constexpr int64_t N = Sums::N, kUnitBytes = 16 / N, kUnits = kLine / kUnitBytes;
-    constexpr int64_t kBlockBytes = kGemmBlockUnits * kUnitBytes, kAhead = 3 * kLine; // measured with Zen 3
+    constexpr int64_t kBlockBytes = kGemmBlockUnits * kUnitBytes;
+    const int64_t distance = (far ? 8 : 3) * kLine; // see ColumnFetch; measured with Zen 4 and Zen 3
     const ByteColumns b(b_, stride * static_cast<int64_t>(sizeof(T)));
     const char *const ahead = reinterpret_cast<const char *>(ahead_);
     alignas(kLine) char buffer[Groups * N * kLine];
@@ -248,8 +250,11 @@ INFINI_INLINE void sum_lines(float *to, const typename Units<T>::Unit *a, int64_
                 transpose_line<T, N>(buffer + i * N * kLine, b, i * N, at, least);
                 if (ahead == nullptr) continue;
                 ByteColumns next = b;
-                next.p = at + kAhead < end ? b.p + kAhead : ahead + kAhead - end;
-                next.each<N>(i * N, at, [](int, const char *p) INFINI_INLINE_LAMBDA { __builtin_prefetch(p, 0, 3); });
+                next.p = at + distance < end ? b.p + distance : ahead + distance - end;
+                if (far)
+                    next.each<N>(i * N, at, [](int, const char *p) INFINI_INLINE_LAMBDA { prefetch<true>(p); });
+                else
+                    next.each<N>(i * N, at, [](int, const char *p) INFINI_INLINE_LAMBDA { prefetch<false>(p); });
             }
             const char *lane = lines;
             for (const auto *const a_end = a + kUnits; a < a_end; a += N, lane += 16)
@@ -294,12 +299,12 @@ INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const Gemm
     if constexpr (sizeof(T) == 2) {
         constexpr int64_t kFew = 8, kGroup = Piece16<T>::Sums::N;
         if (columns == kGemvColumns && g.kc >= kLine / 2 && g.kc % Units<T>::kDepth == 0)
-            return sum_lines<T, Exactness, kGemvColumns / kGroup>(sums, a, g.kc, b, g.b_stride, ahead, least);
+            return sum_lines<T, Exactness, kGemvColumns / kGroup>(sums, a, g.kc, b, g.b_stride, ahead, g.far_b, least);
         if (columns >= kFew && g.kc >= kLine / 2 && g.kc % Units<T>::kDepth == 0) {
             for (; i < columns; i += kFew) {
                 i = i + kFew < columns ? i : columns - kFew;
                 sum_lines<T, Exactness, kFew / kGroup>(sums + i, a, g.kc, b + i * g.b_stride, g.b_stride, nullptr,
-                                                       least);
+                                                       false, least);
             }
             return;
         }
@@ -314,15 +319,15 @@ INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const Gemm
             else
                 for (; i + 2 * V::N <= columns; i += 2 * V::N)
                     sum_squares<T, Exactness, 2, true>(sums + i, columns_at(i), g.a_unit, g.kc, g.b_stride, 2 * V::N,
-                                                       nullptr, least);
+                                                       nullptr, false, least);
         }
     for (; i + kSome <= columns; i += kSome)
         sum_squares<T, Exactness, kSideBySide<T>, true>(
             sums + i, columns_at(i), g.a_unit, g.kc, g.b_stride, kSome,
-            ahead == nullptr || i + 2 * kSome > columns ? ahead : b + (i + kSome) * g.b_stride, least);
+            ahead == nullptr || i + 2 * kSome > columns ? ahead : b + (i + kSome) * g.b_stride, g.far_b, least);
     for (; i < columns; i += V::N)
         sum_squares<T, Exactness, 1, false>(sums + i, columns_at(i), g.a_unit, g.kc, g.b_stride,
-                                            columns - i < V::N ? columns - i : V::N, nullptr, least);
+                                            columns - i < V::N ? columns - i : V::N, nullptr, false, least);
 }
 
 template <class T, int Exactness>

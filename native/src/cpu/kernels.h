@@ -109,6 +109,7 @@ struct GemmInPlace {
     bool begins, ends;
     const void *ahead;   // of B, to be fetched meanwhile: by the kernels of `rows` a row in so many steps, by those of
     int64_t ahead_every; // `columns` as much as they multiply; nothing if that is 0
+    bool far_b;          // does B come from memory? Then its columns are fetched earlier
     GemmFetch *fetch;    // by the kernels of `rows`, in place of that; or null
     int64_t
         stream_ahead; // bytes of each row of B that the kernels of `streams` for one row or two fetch beyond what they multiply
