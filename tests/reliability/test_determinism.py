@@ -209,6 +209,26 @@ def test_every_part_of_a_product(
     record_property("cases", len(parts))
 
 
+@pytest.mark.parametrize("k", [15, 33, 70, 255, 256, 257, 300, 530, 800])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_columns_that_begin_anywhere(
+    dtype: str, k: int, rng: np.random.Generator, record_property: Record
+) -> None:
+    """Columns of B that all begin at the same place of a cache line are read line by line, also where a K
+    block ends within one."""
+    line = 64 // DTYPES[dtype].itemsize
+    stride = (k // line + 2) * line
+    memory = np.zeros((45, stride), DTYPES[dtype])
+    a, columns = _normal(rng, dtype, 3, k), _normal(rng, dtype, 45, k)
+    whole = infiniop_py.gemm(a, columns.T)
+    for begin in range(line):
+        b = _at(memory[:, :k], begin)
+        b[...] = columns
+        for m in (1, 3):
+            assert_same_bits(infiniop_py.gemm(a[:m], b.T), whole[:m], f"{m} rows, B begins at {begin}")
+    record_property("cases", 2 * line)
+
+
 _HEIGHTS = (1, 2, 3, 5, 8, 9, 32, 33, 64, 65, 97, 128, 129, 256, 257, 512, 600)
 
 

@@ -30,11 +30,25 @@ INFINI_INLINE void sum_squares(typename Units<T>::Sums::Scalar *to, Tiled<T> til
     constexpr int64_t kLineSquares = kLine / sizeof(T) < kSquare ? 1 : kLine / sizeof(T) / kSquare;
     const auto *a = tiled.a;
     const T *b = tiled.b;
+    constexpr int64_t kLineElements = kLineSquares * kSquare;
     V sums[Tiles], all[Tiles];
 #pragma GCC unroll 4
-    for (int tile = 0; tile < Tiles; ++tile) all[tile] = zero(V{});
+    for (int tile = 0; tile < Tiles; ++tile) sums[tile] = all[tile] = zero(V{});
+    bool first = true;
+    int64_t until = kBlock; // elements, until the K block ends
+    const auto end_block = [&](int tile) INFINI_INLINE_LAMBDA {
+        all[tile] = first ? sums[tile] : all[tile] + sums[tile];
+        sums[tile] = zero(V{});
+    };
+    const auto end_blocks = [&]() INFINI_INLINE_LAMBDA {
+#pragma GCC unroll 4
+        for (int tile = 0; tile < Tiles; ++tile) end_block(tile);
+        first = false;
+        until = kBlock;
+    };
     const int64_t stride = opaque(stride_);
-    const auto square = [&](int tile, int64_t at, int64_t left) INFINI_INLINE_LAMBDA {
+    /** Of the first `left` elements of each column; before element `end` another K block begins. */
+    const auto square = [&](int tile, int64_t at, int64_t left, int64_t end) INFINI_INLINE_LAMBDA {
         const T *const from = opaque(b + tile * tiled.b_step + at * U::kDepth);
         V x[N];
 #pragma GCC unroll 16
@@ -43,42 +57,51 @@ INFINI_INLINE void sum_squares(typename Units<T>::Sums::Scalar *to, Tiled<T> til
 #pragma GCC unroll 16
         for (int u = 0; u < N; ++u) {
             if (u * U::kDepth >= left) break;
+            if (u * U::kDepth == end) end_block(tile);
             sums[tile] = multiply_add<Exactness>(broadcast(a[tile * tiled.a_step + (at + u) * a_unit]), U::vector(x[u]),
                                                  sums[tile]);
         }
     };
-    const auto part_square = [&](int64_t elements) INFINI_INLINE_LAMBDA {
-#pragma GCC unroll 4
-        for (int tile = 0; tile < Tiles; ++tile) square(tile, 0, elements);
+    const auto pass = [&](int64_t elements) INFINI_INLINE_LAMBDA {
         a += (elements + U::kDepth - 1) / U::kDepth * a_unit;
         b += elements;
+        if ((until -= elements) >= 0) return;
+        first = false;
+        until += kBlock;
+    };
+    const auto part_squares = [&](int64_t elements) INFINI_INLINE_LAMBDA {
+        while (elements > 0) {
+            const int64_t some = elements < kSquare ? elements : kSquare;
+            if (until == 0) end_blocks();
+#pragma GCC unroll 4
+            for (int tile = 0; tile < Tiles; ++tile) square(tile, 0, some, until);
+            pass(some);
+            elements -= some;
+        }
     };
     ColumnFetch<T> fetch(b, k, ahead, far);
-    // Of each block, since that is whole lines long. Few columns leave each other room.
-    const int64_t head = Tiles * N > 8 ? until_line(b, stride) : 0;
-    for (int64_t rest = k; rest > 0; rest -= kBlock) {
-#pragma GCC unroll 4
-        for (int tile = 0; tile < Tiles; ++tile) sums[tile] = zero(V{});
-        int64_t left = rest < kBlock ? rest : kBlock;
-        for (int64_t part = head < left ? head : left; part > 0;) {
-            const int64_t some = part < kSquare ? part : kSquare;
-            part_square(some);
-            part -= some;
-            left -= some;
-        }
-        for (; left >= kLineSquares * kSquare; left -= kLineSquares * kSquare) {
-            fetch.template some<Tiles * N>(stride, kLineSquares * kSquare);
+    const int64_t to_line = Tiles * N > 8 ? until_line(b, stride) : 0; // few columns leave each other room
+    const int64_t head = to_line < k ? to_line : k;
+    part_squares(head);
+    int64_t left = k - head;
+    for (; left >= kLineElements; left -= kLineElements) {
+        fetch.template some<Tiles * N>(stride, kLineElements);
+        if (until == 0) end_blocks();
+        const auto line = [&](bool ends) INFINI_INLINE_LAMBDA {
 #pragma GCC unroll 4
             for (int tile = 0; tile < Tiles; ++tile)
 #pragma GCC unroll 4
-                for (int64_t at = 0; at < kLineSquares; ++at) square(tile, at * N, kSquare);
-            a += kLineSquares * N * a_unit;
-            b += kLineSquares * kSquare;
-        }
-        for (; left > 0; left -= kSquare) part_square(left < kSquare ? left : kSquare);
-#pragma GCC unroll 4
-        for (int tile = 0; tile < Tiles; ++tile) all[tile] = rest == k ? sums[tile] : all[tile] + sums[tile];
+                for (int64_t at = 0; at < kLineSquares; ++at)
+                    square(tile, at * N, kSquare, ends ? until - at * kSquare : int64_t{-1});
+        };
+        if (until >= kLineElements)
+            line(false);
+        else
+            line(true);
+        pass(kLineElements);
     }
+    part_squares(left);
+    end_blocks();
 #pragma GCC unroll 4
     for (int tile = 0; tile < Tiles; ++tile) store(to + tile * N, all[tile]);
 }
@@ -115,33 +138,49 @@ INFINI_INLINE void sum_block_pairs(typename Units<T>::Sums::Scalar *to, Tiled<T>
 /* ---- halves: by cache lines, transposed on their way to a buffer ---------------------------------------------------------- */
 
 #if defined(__AVX512F__) && !defined(__AVX512BF16__)
-/** to[i] = the sum of column i of Groups * N. `ahead`: as many columns of B that come next, or null. */
-template <class T, int Groups>
+/** to[i] = the sum of column i of Groups * N. `ahead`: as many columns of B that come next, or null. Anywhere: a cache line need not
+ *  begin where they do. */
+template <class T, int Groups, bool Anywhere>
 INFINI_INLINE void sum_lines(float *to, const float *a, int64_t k, const T *b_, int64_t stride, const T *ahead) {
     using P = LineProduct<T, 1, Groups>;
     ByteColumns b(b_, stride * 2);
     alignas(kLine) typename P::Buffer buffer;
     typename P::Sums sums, all;
     P::clear(all);
-    int64_t which = 0;
-    const int64_t head = until_line(b_, stride); // of each block
-    if (head == 0 && k >= kHalvesOfLine) P::put(buffer[0], b);
+    int64_t which = 0, split = 0; // of the line in the buffer: what belongs to the block before
+    const auto add_some = [&](int64_t from, int64_t end) INFINI_INLINE_LAMBDA {
+        const char *const line = opaque(static_cast<const char *>(buffer[which]));
+#pragma GCC unroll 1
+        for (int64_t i = from; i < end; ++i) P::multiply_one(sums, a, 1, line, i);
+    };
+    if (!Anywhere && k >= kHalvesOfLine) P::put(buffer[0], b);
     for (int64_t left = k; left > 0;) {
         P::clear(sums);
         int64_t here = left < kGemmBlockUnits ? left : kGemmBlockUnits;
         const bool first = left == k;
         left -= here;
-        if (head > 0) {
-            here -= P::add_rest(sums, a, 1, b, head < here ? head : here, buffer[0]);
-            if (here >= kHalvesOfLine) P::put(buffer[which], b);
+        if constexpr (Anywhere) {
+            if (first) {
+                const int64_t head = until_line(b_, stride);
+                here -= P::add_rest(sums, a, 1, b, head < here ? head : here, buffer[0]);
+            } else if (split > 0) {
+                add_some(split, kHalvesOfLine);
+                here -= kHalvesOfLine - split;
+                b.p += kLine;
+            }
+            if ((first || split > 0) && here + left >= kHalvesOfLine) P::put(buffer[which], b);
         }
-        const int64_t lines = here / kHalvesOfLine;
-        const char *const end = b.p + lines * kLine, *const then = left < kHalvesOfLine ? nullptr : end;
+        const int64_t lines = here / kHalvesOfLine, rest = here % kHalvesOfLine;
+        const char *const end = b.p + lines * kLine, *const then = rest + left < kHalvesOfLine ? nullptr : end;
         const void *const next = ahead == nullptr || then == nullptr ? static_cast<const void *>(ahead) : then;
-        LineFetch fetch(next, (then == nullptr ? k : left) / kHalvesOfLine, b, Groups * P::N, lines);
-        P::add(sums, a, 1, b, lines, head > 0 ? nullptr : then, buffer, which, fetch);
+        LineFetch fetch(next, (then == nullptr ? k : rest + left) / kHalvesOfLine, b, Groups * P::N, lines);
+        P::add(sums, a, 1, b, lines, then, buffer, which, fetch);
         b.p = end;
-        P::add_rest(sums, a, 1, b, here % kHalvesOfLine, buffer[0]);
+        split = Anywhere && then != nullptr ? rest : 0;
+        if (split > 0)
+            add_some(0, split);
+        else
+            P::add_rest(sums, a, 1, b, rest, buffer[0]);
 #pragma GCC unroll 4
         for (int i = 0; i < Groups; ++i) all[0][i] = first ? sums[0][i] : all[0][i] + sums[0][i];
     }
@@ -231,18 +270,24 @@ INFINI_INLINE void sum_lines(float *to, const typename Units<T>::Unit *a, int64_
 #pragma GCC unroll 8
     for (int i = 0; i < Groups; ++i) all[i] = zero(Sums{});
     const int64_t end = k * static_cast<int64_t>(sizeof(T));
-    const int64_t head = until_line(b_, stride) * static_cast<int64_t>(sizeof(T)); // of each block: bytes
+    const int64_t head = until_line(b_, stride) * static_cast<int64_t>(sizeof(T));
+    int64_t at = 0, split = 0; // bytes; of the line in the buffer, what belongs to the block before
     for (int64_t block = 0; block < end; block += kBlockBytes) {
         Sums sums[Groups];
 #pragma GCC unroll 8
         for (int i = 0; i < Groups; ++i) sums[i] = zero(Sums{});
-        const int64_t block_end = end - block < kBlockBytes ? end : block + kBlockBytes;
-        int64_t at = block;
-        if (head > 0 && block_end - block >= kLine) {
-            for (int i = 0; i < Groups; ++i) transpose_line<T, N>(buffer + i * N * kLine, b, i * N, at, least);
-            for (int64_t u = 0; u < head / kUnitBytes; ++u, ++a)
+        const auto some_units = [&](int64_t from, int64_t until) INFINI_INLINE_LAMBDA {
+            for (int64_t u = from / kUnitBytes; u < until / kUnitBytes; ++u, ++a)
                 multiply_unit<T, Exactness, Groups>(sums, *a, lines + u % N * kLine + u / N * 16);
-            at += head;
+        };
+        const int64_t block_end = end - block < kBlockBytes ? end : block + kBlockBytes;
+        if (block == 0 && head > 0) {
+            for (int i = 0; i < Groups; ++i) transpose_line<T, N>(buffer + i * N * kLine, b, i * N, 0, least);
+            some_units(0, head);
+            at = head;
+        } else if (split > 0) {
+            some_units(split, kLine);
+            at += kLine;
         }
         for (; at + kLine <= block_end; at += kLine) {
 #pragma GCC unroll 8
@@ -261,11 +306,15 @@ INFINI_INLINE void sum_lines(float *to, const typename Units<T>::Unit *a, int64_
 #pragma GCC unroll 8
                 for (int64_t u = 0; u < N; ++u) multiply_unit<T, Exactness, Groups>(sums, a[u], lane + u * kLine);
         }
-        if (at < block_end) { // of a line that begins in the one before
-            for (int i = 0; i < Groups; ++i)
-                transpose_line<T, N>(buffer + i * N * kLine, b, i * N, block_end - kLine, least);
-            for (int64_t u = kUnits - (block_end - at) / kUnitBytes; u < kUnits; ++u, ++a)
-                multiply_unit<T, Exactness, Groups>(sums, *a, lines + u % N * kLine + u / N * 16);
+        split = 0;
+        if (at < block_end) { // of a line that goes on in the next block, or of the last one, which begins before
+            const int64_t line = at + kLine <= end ? at : end - kLine;
+            for (int i = 0; i < Groups; ++i) transpose_line<T, N>(buffer + i * N * kLine, b, i * N, line, least);
+            some_units(at - line, block_end - line);
+            if (line == at)
+                split = block_end - at;
+            else
+                at = block_end;
         }
 #pragma GCC unroll 8
         for (int i = 0; i < Groups; ++i) all[i] = block == 0 ? sums[i] : all[i] + sums[i];
@@ -286,11 +335,17 @@ INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const Gemm
     int64_t i = 0;
 #if defined(__AVX512F__) && !defined(__AVX512BF16__)
     if constexpr (sizeof(T) == 2) {
-        if (columns == kGemvColumns) return sum_lines<T, kGemvColumns / V::N>(sums, a, g.kc, b, g.b_stride, ahead);
+        if (columns == kGemvColumns) {
+            constexpr int kGroups = kGemvColumns / V::N;
+            if (until_line(b, g.b_stride) == 0)
+                return sum_lines<T, kGroups, false>(sums, a, g.kc, b, g.b_stride, ahead);
+            return sum_lines<T, kGroups, true>(sums, a, g.kc, b, g.b_stride, ahead);
+        }
         if (columns >= V::N) {
             for (; i < columns; i += V::N) {
                 i = i + V::N < columns ? i : columns - V::N;
-                sum_lines<T, 1>(sums + i, a, g.kc, b + i * g.b_stride, g.b_stride, static_cast<const T *>(nullptr));
+                sum_lines<T, 1, true>(sums + i, a, g.kc, b + i * g.b_stride, g.b_stride,
+                                      static_cast<const T *>(nullptr));
             }
             return;
         }
