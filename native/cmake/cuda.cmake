@@ -84,6 +84,10 @@ endif()
 message(STATUS "NVIDIA backend: ${INFINIOP_NVCC}, for ${cuda_architectures}, target infini_cuda")
 
 # ---- the target --------------------------------------------------------------------------------------------------------------
+if(INFINIOP_TESTS) # which read the PTX
+  file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/cuda/kept)
+  list(APPEND cuda_command --keep --keep-dir=${CMAKE_CURRENT_BINARY_DIR}/cuda/kept)
+endif()
 set(cuda_written ${CMAKE_CURRENT_BINARY_DIR}/cuda/command)
 file(CONFIGURE OUTPUT ${cuda_written} CONTENT "${cuda_command}\n" @ONLY) # make, unlike ninja, compiles nothing anew for another command
 set(cuda_objects "")
