@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,6 +94,8 @@ def test_options_choose_rows(capsys: pytest.CaptureFixture[str]) -> None:
         (["--op", "gemm", "--dtype", "I32", "--shape", "2x3x4"], "gemm is not measured in I32"),
         (["--threads", "0"], "'0' is no number of threads"),
         (["--budget", "nan"], "'nan' is no number of seconds"),
+        (["--offset", "12"], "'12' is no offset"),
+        (["--offset", "64"], "a multiple of 8 below 64"),
         (["--compare", "numpy,blis"], "'blis' is no peer"),
         (["--json", "/nowhere/at/all.json"], "cannot be written"),
         (["sideways"], "sideways"),
@@ -114,7 +117,7 @@ def test_json_has_every_field(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(written.read_text(encoding="utf-8"))
     assert report["schema"] == 1
-    assert report["threads"] == [1, 2]
+    assert (report["threads"], report["offset_bytes"]) == ([1, 2], 0)
     assert set(report["machine"]) >= {"cpu", "caches", "isa", "compiler", "date", "infiniop_py", "numpy"}
     measured = {(one["what"], one["threads"]) for one in report["ceilings"]}
     assert measured == {(what, n) for what in (COPY, FMA_F32) for n in (1, 2)}
@@ -150,6 +153,26 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         return command.main([*given, "--budget", "0.01", "--compare", "numpy", *arguments])
 
     return main
+
+
+@pytest.mark.parametrize("offset", [0, 8, 56])
+def test_arrays_begin_where_they_are_told(offset: int) -> None:
+    held = memory.Memory(rows.gemm(DType.F64, (4, 8, 16)), 2, offset=offset)
+    assert {held.address(which, i) % 64 for which in range(2) for i in range(3)} == {offset}
+
+
+def test_a_run_says_where_its_arrays_begin(
+    tiny: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begins: set[int] = set()
+
+    def measure(case: rows.Case, held: memory.Memory, *rest: Any) -> suite.Result:
+        begins.update(held.address(0, i) % 64 for i in range(len(case.operands)))
+        return suite.measure_row(case, held, *rest)
+
+    monkeypatch.setattr(command, "measure_row", measure)
+    assert tiny("--offset", "16") == 0
+    assert begins == {16} and "begin 16 bytes behind a cache line" in capsys.readouterr().out
 
 
 def test_plot_without_matplotlib_says_so(
@@ -222,7 +245,7 @@ def test_a_disturbed_row_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> N
         (1, measured[1::-1], 0.2),
     ):
         turns = iter(order)
-        run = command._Run([], [], [1], 1e-3, retries, [])
+        run = command._Run([], [], [1], 1e-3, retries, 0, [])
         run.ceilings = flat
         assert run._row(case, memory.Memory(case), 1).disturbance == wanted
 
@@ -362,7 +385,7 @@ def test_ratios() -> None:
     assert result.rate(2e-3) == pytest.approx(1.0)
     assert result.as_json()["peers"]["slow"]["ratio"] == 4
     versions = {"slow": "1", "fast": "2", "hopeless": "3", "absent": "4"}
-    text = Report(machine.facts(), versions, [], 1.0, Ceilings(flat, 2**28), [1], [result]).text()
+    text = Report(machine.facts(), versions, [], 1.0, 0, Ceilings(flat, 2**28), [1], [result]).text()
     (row,) = [line for line in text.splitlines() if line.startswith("gemm")]
     assert row.split()[-3:] == ["4.00", "0.5", "~5000"]
     assert "sorry." in text
@@ -465,7 +488,7 @@ def test_a_row_says_how_fast_the_cpus_were_meanwhile() -> None:
     assert quiet.disturbed and not rows.replace(quiet, pace=suite.SLOWED).disturbed
     assert rows.replace(quiet, pace=1.0, disturbance=2 * suite.DISTURBED).disturbed
     assert result.as_json()["fma_rate_of_ceiling"] == result.pace
-    text = Report(machine.facts(), {}, [], 1.0, ceilings, [1], [result]).text()
+    text = Report(machine.facts(), {}, [], 1.0, 0, ceilings, [1], [result]).text()
     (row,) = [line for line in text.splitlines() if line.startswith("gemm")]
     assert "4x8x16" in row and "!" in row and "60 %" in row
     assert "below 85 %" in text

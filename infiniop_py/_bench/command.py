@@ -19,10 +19,11 @@ from .machine import facts, size_text
 from .memory import Memory, sets_of
 from .peers import PEERS, Peer, available
 from .report import Progress, Report, line, threads_text
-from .rows import OPERANDS, Case, select
+from .rows import CACHE_LINE, OPERANDS, Case, select
 from .suite import Result, measure_row
 
 BUDGET, QUICK_BUDGET = 3.0, 0.4  # seconds for one row
+_OFFSETS = 8  # bytes, of which all are multiples: elements are aligned
 _T = TypeVar("_T")
 
 
@@ -78,6 +79,14 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _offset(text: str) -> int:
+    if not text.isdecimal() or int(text) % _OFFSETS or int(text) >= CACHE_LINE:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no offset; it is a multiple of {_OFFSETS} below {CACHE_LINE}, in bytes"
+        )
+    return int(text)
+
+
 def _new_file(text: str) -> str:
     folder = os.path.dirname(os.path.abspath(text))
     if not os.path.isdir(folder) or os.path.isdir(text):
@@ -124,6 +133,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="measure a row up to N times more while it is disturbed (default 0)",
     )
+    add(
+        "--offset",
+        type=_offset,
+        default=0,
+        metavar="BYTES",
+        help="where arrays begin, behind a cache line (default 0, as torch's; NumPy's large ones at 16)",
+    )
     add("--list", action="store_true", help="list the rows and measure nothing")
     add("--json", type=_new_file, metavar="FILE", help="write everything measured")
     add("--markdown", type=_new_file, metavar="FILE", help="write the table as Markdown")
@@ -143,6 +159,7 @@ class _Run:
     threads: Sequence[int]
     budget: float
     retries: int
+    offset: int
     left_out: list[str]
     ceilings: Ceilings = field(default_factory=Ceilings)
     results: list[Result] = field(default_factory=list)
@@ -161,7 +178,7 @@ class _Run:
                 for _ in self.threads:
                     progress.end(self.left_out[-1])
                 continue
-            memory = Memory(case, sets)
+            memory = Memory(case, sets, offset=self.offset)
             for n in self.threads:
                 result = self._row(case, memory, n)
                 self.results.append(result)
@@ -205,7 +222,15 @@ def main(argv: list[str]) -> int:
     for reason in left_out:
         print(reason, file=sys.stderr)
 
-    run = _Run([(case, sets_of(case)) for case in cases], peers, threads, budget, options.retries, left_out)
+    run = _Run(
+        [(case, sets_of(case)) for case in cases],
+        peers,
+        threads,
+        budget,
+        options.retries,
+        options.offset,
+        left_out,
+    )
     progress = Progress((len(cases) + 1) * len(threads))
     status = 0
     try:
@@ -216,7 +241,7 @@ def main(argv: list[str]) -> int:
     progress.close()
 
     versions = {peer.name: peer.version for peer in peers}
-    report = Report(facts(), versions, left_out, budget, run.ceilings, threads, run.results)
+    report = Report(facts(), versions, left_out, budget, options.offset, run.ceilings, threads, run.results)
     if options.json:
         Path(options.json).write_text(report.json() + "\n", encoding="utf-8")
     if options.markdown:

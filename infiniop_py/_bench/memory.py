@@ -57,11 +57,14 @@ def _values(case: Case, buffer: int, rng: np.random.Generator) -> Array:
 
 
 class Memory:
-    """Sets of operands of one row, filled with random numbers, at the start of a cache line each."""
+    """Sets of operands of one row, filled with random numbers, each `offset` bytes, whole
+    elements, behind the start of a cache line.
+    """
 
-    def __init__(self, case: Case, sets: int = 1, seed: int = 0) -> None:
+    def __init__(self, case: Case, sets: int = 1, seed: int = 0, offset: int = 0) -> None:
         self.case = case
         self.sets = sets
+        self.offset = offset
         rng = np.random.default_rng(seed)
         self._buffers = [
             [self._filled(size, _values(case, i, rng)) for i, size in enumerate(case.buffer_bytes)]
@@ -69,8 +72,8 @@ class Memory:
         ]
 
     def _filled(self, nbytes: int, values: Array) -> Array:
-        raw = np.empty(nbytes + CACHE_LINE, np.uint8)
-        start = -raw.ctypes.data % CACHE_LINE
+        raw = np.empty(nbytes + 2 * CACHE_LINE, np.uint8)
+        start = -raw.ctypes.data % CACHE_LINE + self.offset
         buffer = raw[start : start + nbytes].view(_BY_SIZE[self.case.dtype.itemsize])
         block = encode(values, self.case.dtype)
         whole = len(buffer) // len(block) * len(block)

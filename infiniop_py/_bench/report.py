@@ -59,6 +59,7 @@ class Report:
     versions: Mapping[str, str]  # of the peers, in the order of the columns
     left_out: Sequence[str]
     budget: float
+    offset: int  # bytes from a cache line to where arrays begin
     ceilings: Ceilings
     threads: Sequence[int]
     results: Sequence[Result]
@@ -72,6 +73,7 @@ class Report:
                 "peers": dict(self.versions),
                 "left_out": list(self.left_out),
                 "budget_seconds": self.budget,
+                "offset_bytes": self.offset,
                 "threads": list(self.threads),
                 "ceilings_disturbed": self.ceilings.disturbed,
                 "ceilings": [
@@ -116,6 +118,8 @@ class Report:
         yield "library", f"infiniop_py {facts['infiniop_py']}, {facts['isa']} kernels, {facts['compiler']}"
         yield "system", f"{facts['system']}, Python {facts['python']}"
         yield "date", facts["date"]
+        if self.offset:
+            yield "arrays", f"begin {self.offset} bytes behind a cache line"
         if self.versions:
             yield "peers", ", ".join(f"{name} {version}" for name, version in self.versions.items())
         for n in self.threads:
