@@ -170,3 +170,13 @@ def test_rows_past_the_caches(isa: str) -> None:
     """The ends of pages, and norms, whose bits may differ between the sets."""
     needed(isa)
     assert int(output(start(isa, *_checking("streamed"), INFINIOP_STREAM_BYTES="0"))) > 1500
+
+
+@best_only
+@pytest.mark.parametrize("isa", ISAS)
+def test_lines_past_the_caches(isa: str) -> None:
+    """Wherever they begin."""
+    needed(isa)
+    file = TESTS / "test_ops.py"
+    child = start(isa, *_PYTEST, file, "-k", "wherever or follow", INFINIOP_STREAM_BYTES="0")
+    assert " passed" in output(child)

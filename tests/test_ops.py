@@ -166,3 +166,33 @@ def test_transposed_operands_wherever_lines_begin(
         np.testing.assert_array_equal(c, x.T + z.T)
         c.view(np.uint8)[...] = 0xA5
         assert (memory == 0xA5).all()
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8", "c16"])
+@pytest.mark.parametrize("place", [0, 8, 16, 24, 48])
+@pytest.mark.parametrize("row", [256, 272, 336])
+def test_rows_that_follow_one_another(row: int, place: int, dtype: str, rng: np.random.Generator) -> None:
+    """Rows of y, of so many bytes, share cache lines; in x they lie apart, forwards or backwards. Beside y
+    nothing is written."""
+    n = row // np.dtype(dtype).itemsize
+    y, memory = _at(place, 1, 4 * 5 * 7 * n, dtype)
+    y = y.reshape(4, 5, 7, n)
+    for shape, order in (
+        ((4, 7, 5, n), (0, 2, 1, 3)),
+        ((7, 5, 4, n), (2, 1, 0, 3)),
+        ((5, 4, 7, n), (1, 0, 2, 3)),
+    ):
+        memory[...] = 0xA5
+        whole = rng.integers(0, 256, (*shape[:-1], row + 32), np.uint8).view(dtype)
+        for x in (whole[..., :n], whole[::-1, :, ::-1, :n]):
+            infiniop_py.rearrange(x.transpose(order), out=y)
+            np.testing.assert_array_equal(
+                y.view(np.uint8), np.ascontiguousarray(x.transpose(order)).view(np.uint8)
+            )
+        for part in np.s_[:, 1:4], np.s_[:, :, 1:6]:  # the first and the last rows have neighbours beside it
+            y.view(np.uint8)[...] = 0xA5
+            x = whole[..., :n].transpose(order)[part]
+            infiniop_py.rearrange(x, out=y[part])
+            np.testing.assert_array_equal(y[part].view(np.uint8), np.ascontiguousarray(x).view(np.uint8))
+            y[part].view(np.uint8)[...] = 0xA5
+            assert (memory == 0xA5).all()

@@ -57,19 +57,32 @@ INFINI_INLINE void copy_part(char *dst, const char *src, int64_t n) {
 #endif
 }
 
-/** Past the caches in whole lines; the ends of a row share theirs with others. */
-void stream_row(void *dst_, const void *src_, int64_t n) {
+/** In whole lines; a row shares those at its ends with others. Only loads with masks join two parts fast enough: a copy of them would
+ *  wait until all that is streamed before it is written. */
+void stream_row(void *dst_, const void *src_, int64_t n, [[maybe_unused]] const void *before,
+                [[maybe_unused]] bool last) {
     char *dst = static_cast<char *>(dst_);
     const char *src = static_cast<const char *>(src_);
 #if defined(__SSE2__)
     const int64_t head = -reinterpret_cast<intptr_t>(dst) & (kLine - 1);
     if (n >= head + kLine) {
-        copy_part(dst, src, head);
+        bool own_end = true;
+#if defined(__AVX512BW__)
+        own_end = last;
+        if (before != nullptr && head > 0) {
+            const int64_t lead = kLine - head; // bytes of the line that are not this row's
+            const __mmask64 other = (uint64_t{1} << lead) - 1;
+            const __m512i x = _mm512_maskz_loadu_epi8(other, static_cast<const char *>(before) - lead);
+            put<true>(dst - lead, _mm512_mask_loadu_epi8(x, ~other, src - lead));
+        } else
+#endif
+            copy_part(dst, src, head);
         dst += head, src += head, n -= head;
         for (; n >= kLine; dst += kLine, src += kLine, n -= kLine)
 #pragma GCC unroll 4
             for (size_t i = 0; i < kLine; i += sizeof(Wide)) put<true>(dst + i, load_bytes<Wide>(src + i));
-        return copy_part(dst, src, n);
+        if (own_end) copy_part(dst, src, n);
+        return;
     }
 #endif
     __builtin_memcpy(dst, src, static_cast<size_t>(n));

@@ -60,8 +60,10 @@ struct LineOffsets {
 using TransposeTile = void (*)(void *dst, LineOffsets dst_rows, const void *src, LineOffsets src_cols, int64_t rows,
                                int64_t cols, bool stream);
 
-/** Copies n bytes past the caches. After kernels that write there comes finish_streams(). */
-using StreamRow = void (*)(void *dst, const void *src, int64_t n);
+/** Copies n bytes past the caches. After kernels that write there comes finish_streams(). A cache line that dst begins in may be
+ *  filled up with what lies before `before`, unless that is null; one that dst ends in left alone, unless this is the `last` row that
+ *  writes there. */
+using StreamRow = void (*)(void *dst, const void *src, int64_t n, const void *before, bool last);
 
 /** Memory that is wanted soon, in runs of equal length. A product fetches it into the second-level cache, so many bytes whenever it
  *  has multiplied for so many of its steps: kGemmStepsTogether units of packed panels, or one where B is in place. */

@@ -1,5 +1,6 @@
 /* rearrange on the CPU: whole rows where both sides are contiguous, tiles where x is contiguous in another dimension than y,
  * single elements otherwise. */
+#include <algorithm>
 #include <cstdlib>
 
 #include "cpu/caches.h"
@@ -14,6 +15,8 @@ namespace {
 
 enum { kY, kX };
 
+constexpr int64_t kLine = 64; // bytes of a cache line
+
 /** Then its lines are not read first, and nothing else is evicted for what will be evicted itself. */
 bool streams(const InfiniProblem &problem) {
     const InfiniOperand &y = problem.operands[kY];
@@ -21,11 +24,32 @@ bool streams(const InfiniProblem &problem) {
 }
 
 /** Rows that are contiguous on both sides go past the caches if the problem is large: then the order they are written in makes
- *  no difference, and x is read in its own. */
+ *  no difference, and x is read in its own. Rows of y that follow one another, `joined`, share cache lines; each is written whole by
+ *  the row that ends it, with what it reads of the other: to write parts of lines takes several times as long. */
 struct RowCopy final : CpuPlan {
     explicit RowCopy(const InfiniProblem &problem)
         : stream(streams_rows(problem)), loop(stream ? in_order_of_x(problem).operands : problem.operands),
-          size(kDtypes[problem.operands[kY].dtype].size), kernel(kernels().copy[log2_of(size)]) {}
+          size(kDtypes[problem.operands[kY].dtype].size), kernel(kernels().copy[log2_of(size)]) {
+        if (stream) find_joined();
+    }
+
+    /** The dimension along which rows of y follow one another, if the strides of the others tell where along it a row is. */
+    void find_joined() {
+        constexpr int64_t kMany = 64; // else they are long, and threads share them
+        if (loop.rows < kMany) return;
+        const int64_t row = loop.n * size, *const y = loop.stride[kY];
+        const int d = static_cast<int>(std::find(y, y + loop.ndim, row) - y);
+        if (d == loop.ndim) return;
+        int64_t apart = INT64_MAX; // bytes from all of its rows to the next ones
+        for (int other = 0; other < loop.ndim; ++other)
+            if (other != d) apart = std::min(apart, y[other]);
+        if (apart < row * loop.shape[d]) return;
+        for (int other = 0; other < loop.ndim; ++other)
+            if (other != d && y[other] % apart != 0) return;
+        joined_rows = loop.shape[d];
+        joined_apart = apart;
+        x_of_next = loop.stride[kX][d];
+    }
 
     static bool streams_rows(const InfiniProblem &problem) {
         constexpr int64_t kEnough = 256; // bytes of a row: lines it shares with other rows are written twice
@@ -53,11 +77,18 @@ struct RowCopy final : CpuPlan {
         const char *const x = static_cast<const char *>(call.operands[kX]);
         const bool contiguous = loop.n == 1 || (loop.step[kY] == 1 && loop.step[kX] == 1);
         const StreamRow stream_row = kernels().stream_row;
-        loop.parallel_walk(std::max<int64_t>(64 / size, 1), [&](const int64_t *at, int64_t first, int64_t n) {
+        const int64_t bytes = loop.n * size;
+        const bool lines = bytes % kLine == 0 && reinterpret_cast<intptr_t>(y + loop.offset[kY]) % kLine == 0;
+        const bool joined = joined_rows > 1 && !lines;
+        const int64_t grain = joined ? loop.n : std::max<int64_t>(kLine / size, 1);
+        loop.parallel_walk(grain, [&](const int64_t *at, int64_t first, int64_t n) {
             char *to = y + at[kY] + first * loop.step[kY] * size;
             const char *from = x + at[kX] + first * loop.step[kX] * size;
-            if (stream)
-                stream_row(to, from, n * size);
+            if (joined) {
+                const int64_t row = (at[kY] - loop.offset[kY]) % joined_apart / bytes;
+                stream_row(to, from, bytes, row > 0 ? from - x_of_next + bytes : nullptr, row == joined_rows - 1);
+            } else if (stream)
+                stream_row(to, from, n * size, nullptr, true);
             else if (contiguous)
                 copy_bytes(to, from, static_cast<size_t>(n * size));
             else
@@ -70,6 +101,9 @@ struct RowCopy final : CpuPlan {
     RowLoop<2> loop;
     int64_t size;
     CopyRow kernel;
+    int64_t joined_rows = 1; // 1: none are
+    int64_t joined_apart = INT64_MAX;
+    int64_t x_of_next = 0; // bytes from such a row to the next one in x
 };
 
 /** y is contiguous along one axis and x along another: those two make tiles, other dimensions loops. */
