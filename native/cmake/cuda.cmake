@@ -84,7 +84,9 @@ endif()
 message(STATUS "NVIDIA backend: ${INFINIOP_NVCC}, for ${cuda_architectures}, target infini_cuda")
 
 # ---- the target --------------------------------------------------------------------------------------------------------------
-if(INFINIOP_TESTS) # which read the PTX
+set(cuda_launcher ${CMAKE_CXX_COMPILER_LAUNCHER})
+if(INFINIOP_TESTS) # which read the PTX; a compiler cache would bring the object alone
+  set(cuda_launcher "")
   file(MAKE_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/cuda/kept)
   list(APPEND cuda_command --keep --keep-dir=${CMAKE_CURRENT_BINARY_DIR}/cuda/kept)
 endif()
@@ -96,7 +98,7 @@ foreach(source ${cuda_kernels})
   get_filename_component(name ${source} NAME_WE)
   set(object cuda/${name}.o) # in the build folder, whose name a compiler cache must not see
   add_custom_command(OUTPUT ${object} DEPENDS ${source} ${cuda_written} DEPFILE ${object}.d COMMENT "Compiling ${name}.cu for ${cuda_architectures}"
-    COMMAND ${CMAKE_CXX_COMPILER_LAUNCHER} ${cuda_command} -MD -MF ${object}.d -MT ${object} -c ${source} -o ${object} VERBATIM)
+    COMMAND ${cuda_launcher} ${cuda_command} -MD -MF ${object}.d -MT ${object} -c ${source} -o ${object} VERBATIM)
   list(APPEND cuda_objects ${CMAKE_CURRENT_BINARY_DIR}/${object})
 endforeach()
 
