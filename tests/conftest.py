@@ -25,6 +25,11 @@ def pytest_report_header() -> str:
     return f"infiniop_py {infiniop_py.__version__}, CPU instruction set {infiniop_py.cpu_isa()}"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What compiles the package comes first: at the end other processes would have nothing left to do."""
+    items.sort(key=lambda item: item.path.name != "test_packaging.py")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]

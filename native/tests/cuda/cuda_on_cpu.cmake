@@ -19,7 +19,8 @@ endif()
 set(on_cuda test_operators --plugin $<TARGET_FILE:cuda_on_cpu> --device 1 --every)
 
 if(INFINIOP_SANITIZE STREQUAL "thread") # which a block's threads are threads for: what fibers find, they do not
-  add_test(NAME operators_cuda_threads COMMAND ${on_cuda} 997)
+  add_test(NAME operators_cuda_threads COMMAND ${on_cuda} 1511)
+  set_tests_properties(operators_cuda_threads PROPERTIES COST 100) # the longest starts first
   return()
 endif()
 foreach(schedule greedy=0,seed=1 greedy=1,seed=2)
@@ -36,6 +37,8 @@ foreach(name cuda_engine cuda_gemm)
   add_test(NAME ${name} COMMAND test_${name})
   add_dependencies(cpp_tests test_${name})
 endforeach()
+
+set_tests_properties(cuda_gemm PROPERTIES COST 100) # the longest starts first
 
 # cublasLt on the CPU, under the name that the process knows the real one by.
 add_library(fake_cublaslt MODULE cuda/fake_cublaslt.cc)
