@@ -229,6 +229,29 @@ def test_columns_that_begin_anywhere(
     record_property("cases", 2 * line)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_rows_that_begin_anywhere(
+    dtype: str, rng: np.random.Generator, num_threads: Threads, record_property: Record
+) -> None:
+    """Rows of a large B that all begin at the same place of a cache line are read line by line, from there on
+    and up to there. Infinite sums are spoilt by whatever is added to them."""
+    line, k, n = 64 // DTYPES[dtype].itemsize, 1100, 1109
+    memory = np.zeros((k, 1152), DTYPES[dtype])
+    a, rows = _normal(rng, dtype, 9, k), _normal(rng, dtype, k, n)
+    a[0, 5], a[1, k - 1] = np.inf, -np.inf
+    ways = [(1, 1), (1, 2), (2, 2), (4, 1), (9, 1), (9, 2)]
+    num_threads(1)
+    whole = infiniop_py.gemm(a, rows)
+    for begin in range(line):
+        b = _at(memory[:, :n], begin)
+        b[...] = rows
+        for m, threads in ways:
+            num_threads(threads)
+            got = infiniop_py.gemm(a[:m], b)
+            assert_same_bits(got, whole[:m], f"{m} rows, {threads} threads, B begins at {begin}")
+    record_property("cases", len(ways) * line)
+
+
 _HEIGHTS = (1, 2, 3, 5, 8, 9, 32, 33, 64, 65, 97, 128, 129, 256, 257, 512, 600)
 
 

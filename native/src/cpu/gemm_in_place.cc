@@ -61,6 +61,7 @@ struct InPlace final : Way {
     int64_t bytes_a, bytes_blocks;  // shared: packed A; the sums of each K block
     int64_t bytes_sums, bytes_part; // all sums and those of a K block, a thread
     bool at_once;                   // one task and one step, that need no memory
+    bool by_lines;                  // columns are shared out where cache lines of B begin
     GemmInPlace common{};           // what the kernels are told in every call
 
     /** The rows of a task, in groups as equal as can be. */
@@ -159,6 +160,10 @@ struct InPlace final : Way {
         bytes_a = packs_a ? acc_bytes(k_blocks() * kGemmBlockUnits * m) : 0;
         // Rows of a power of 2 would meet in one set of the first-level cache.
         ld = (shares_k ? round_up(n, nr) : task_n) + (streams ? kLine / kernel.acc_size : 0);
+        by_lines = streams && (!converts(*this) || kernel.unit_k > 1) && b.row * size % kLine == 0 &&
+                   n <= kColumnsFarB / size / k;
+        if (by_lines)
+            ld += kLine / size + kLine / kernel.acc_size; // the columns before the first line, and those that align
         bytes_blocks = shares_k ? k_blocks() * acc_bytes(m * ld) : 0;
         bytes_sums =
             !shares_k && (k > std::max(step, block_k) || c.col != 1 || may_repeat()) ? acc_bytes(task_m * ld) : 0;
@@ -195,11 +200,13 @@ struct InPlace final : Way {
                                              std::min(group, m - i), std::min(block_k, k - k0)));
             });
         if (shares_k) return run_k_blocks(r, least_a.exponent());
+        const int64_t head = head_of(r.b);
         parallel_for(tasks_m * tasks_n, r.threads, [&](int64_t t, int slot) {
-            const int64_t i0 = tasks_m == 1 ? 0 : t % tasks_m * task_m,
-                          j0 = tasks_m == 1 ? t * task_n : t / tasks_m * task_n;
-            const Task task{i0, j0, std::min(task_m, m - i0), std::min(task_n, n - j0),
-                            r.workspace + bytes_a + bytes_blocks + slot * (bytes_sums + bytes_part)};
+            const int64_t i0 = tasks_m == 1 ? 0 : t % tasks_m * task_m;
+            const auto [j0, cols, part_head] = columns_of(tasks_m == 1 ? t : t / tasks_m, head);
+            if (cols <= 0) return;
+            const Task task{i0,   j0,        std::min(task_m, m - i0),
+                            cols, part_head, r.workspace + bytes_a + bytes_blocks + slot * (bytes_sums + bytes_part)};
             // C is written by the kernels, but only once if it is read: else at the end, from the sums.
             const bool to_c = c.col == 1 && (r.beta == 0 || !may_repeat());
             const int least_b = multiply(r, task, kFast, to_c);
@@ -210,17 +217,40 @@ struct InPlace final : Way {
         });
     }
 
+    /** The columns before a cache line begins in every row of B, if they begin alike. */
+    int64_t head_of(const char *pb) const {
+        const int64_t bytes = -reinterpret_cast<intptr_t>(pb) & (kLine - 1);
+        return by_lines && bytes % size == 0 ? bytes / size : 0;
+    }
+    /** Those of a task. The first one has the head, too. */
+    struct Columns {
+        int64_t from, count, head;
+    };
+    Columns columns_of(int64_t task, int64_t head) const {
+        const int64_t own_head = task == 0 ? head : 0, from = task == 0 ? 0 : task * task_n + head;
+        return {from, std::min(task_n + own_head, n - from), own_head};
+    }
+    /** Elements between a cache line and sums, of which those behind the head then begin at one. */
+    int64_t before_sums(int64_t head) const {
+        const int64_t line = kLine / kernel.acc_size;
+        return (line - head % line) % line;
+    }
+
     /** The sums of each K block on their own, then those of all in their order. */
     void run_k_blocks(const Run &r, int least_a) const {
         const int64_t bytes_block = acc_bytes(m * ld);
-        char *const blocks = r.workspace + bytes_a;
+        const int64_t head = head_of(r.b);
+        char *const blocks = r.workspace + bytes_a + before_sums(head) * kernel.acc_size;
         parallel_for(k_blocks() * tasks_n, r.threads, [&](int64_t t, int) {
-            const int64_t k0 = t / tasks_n * block_k, j0 = t % tasks_n * task_n;
+            const int64_t k0 = t / tasks_n * block_k;
+            const auto [j0, cols, own_head] = columns_of(t % tasks_n, head);
+            if (cols <= 0) return;
             GemmInPlace g = common;
             g.kc = std::min(block_k, k - k0);
             g.a = a_of(r, 0, k0);
             g.b = at_b(r.b, k0, j0);
-            g.n = std::min(task_n, n - j0);
+            g.n = cols;
+            g.head = own_head;
             g.part = g.sums = blocks + t / tasks_n * bytes_block + j0 * kernel.acc_size;
             if (may_flush(least_a, kernel.streams[kFast][m](g))) kernel.streams[kExact][m](g);
         });
@@ -253,7 +283,7 @@ struct InPlace final : Way {
 
     /** Rows i0.., columns j0.. of C. */
     struct Task {
-        int64_t i0, j0, m, n;
+        int64_t i0, j0, m, n, head; // head: of n, see GemmInPlace
         char *sums;
     };
 
@@ -316,12 +346,14 @@ struct InPlace final : Way {
                                                                   : kernel.columns[exactness];
         int least = kLeastOfNothing;
         const auto [groups, low, taller] = t.m == task_m ? whole : groups_of(t.m);
+        const int64_t shift = before_sums(t.head) * kernel.acc_size;
         for (int64_t k0 = 0; k0 < k; k0 += step) {
             const bool last = k0 + step >= k;
             GemmInPlace g = common;
             g.kc = std::min(step, k - k0);
             g.b = at_b(r.b, k0, t.j0);
             g.n = t.n;
+            g.head = t.head;
             g.add = k0 >= block_k;
             g.begins = k0 % block_k == 0;
             g.ends = last || (k0 + step) % block_k == 0;
@@ -335,7 +367,7 @@ struct InPlace final : Way {
                 g.a = a_of(r, t.i0 + i, k0);
                 const int64_t sums = i * ld * kernel.acc_size;
                 g.sums = bytes_sums == 0 ? nullptr : t.sums + sums;
-                g.part = bytes_part == 0 ? nullptr : t.sums + bytes_sums + sums;
+                g.part = bytes_part == 0 ? nullptr : t.sums + bytes_sums + sums + shift;
                 g.c = last && to_c ? at_c(r.c, t.i0 + i, t.j0) : nullptr;
                 least = std::min(least, kernels[rows](g));
                 i += rows;

@@ -11,10 +11,13 @@ INFINI_CALLED void finish_sums(const GemmInPlace &g, int64_t j, int64_t n_last, 
     const int64_t ld = g.ld, c_row = g.c_row;
     const bool add = g.add, reads = g.beta != 0;
     const V alpha = broadcast(static_cast<Acc>(g.alpha)), beta = broadcast(static_cast<Acc>(g.beta));
-    if (g.c == nullptr) { // there is room for whole vectors
+    if (g.c == nullptr) { // there is room for whole vectors, but another thread's sums may begin in it
         Acc *to = static_cast<Acc *>(g.sums) + j;
         for (; rows > 0; --rows, to += ld)
-            for (int64_t i = 0; i < cols * N; i += N, ++tile) store(to + i, add ? load(to + i) + *tile : *tile);
+            for (int col = 0; col < cols; ++col, ++tile) {
+                const V sum = add ? load(to + col * N) + *tile : *tile;
+                col < cols - 1 || n_last == N ? store(to + col * N, sum) : store_n(to + col * N, sum, n_last);
+            }
         return;
     }
     const Acc *earlier = add ? static_cast<const Acc *>(g.sums) + j : nullptr;
@@ -152,6 +155,17 @@ int gemm_rows(const GemmInPlace &g) {
 template <int R>
 constexpr bool kFetchesNear = R <= 2;
 
+/** Sums of R rows and C * N columns, or of n_last < N of them if C is 1: what lies behind those may be a neighbour's. */
+template <class V, int R, int C>
+INFINI_INLINE void store_tile(typename V::Scalar *to, int64_t ld, int64_t n_last, const V (&sums)[R][C]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c)
+            C > 1 || n_last == V::N ? store(to + r * ld + c * V::N, sums[r][c])
+                                    : store_n(to + r * ld, sums[r][c], n_last);
+}
+
 /** One row of `units` after the other: what they add to the sums of R rows and C * N columns, or of n_last < N if C is 1. */
 template <class T, int Exactness, int R, int G, int C>
 INFINI_INLINE void stream_tile(const typename Units<T>::Vector (&a)[G][R], const T *b, const T *ahead, int64_t stride,
@@ -185,10 +199,7 @@ INFINI_INLINE void stream_tile(const typename Units<T>::Vector (&a)[G][R], const
 #pragma GCC unroll 16
             for (int c = 0; c < C; ++c) s[r][c] = multiply_add<Exactness>(a[u][r], x[c], s[r][c]);
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-        for (int c = 0; c < C; ++c) store(sums + r * ld + c * N, s[r][c]);
+    store_tile(sums, ld, n_last, s);
 }
 
 /** G units of all columns. */
@@ -202,15 +213,19 @@ INFINI_INLINE void stream_units(const GemmInPlace &g, const typename Units<T>::U
     for (int u = 0; u < G; ++u)
         for (int r = 0; r < R; ++r) wide[u][r] = broadcast(a[r * g.a_row + u * g.a_unit]);
     auto *const part = static_cast<typename Units<T>::Sums::Scalar *>(g.part);
+    const int64_t ends[] = {g.head, g.n};
     int64_t j = 0;
-    for (; j + 2 * N <= g.n; j += 2 * N) {
-        const int64_t beyond = j + far - g.n; // of these rows: it is the next ones' beginning that comes then
-        const T *ahead = beyond < 0 ? b + j + far : b + G * Units<T>::kDepth * g.b_stride + beyond;
-        stream_tile<T, Exactness, R, G, 2>(wide, b + j, ahead, g.b_stride, N, pairs_up, part + j, g.ld, least);
+    for (const int64_t end : ends) {
+        for (; j + 2 * N <= end; j += 2 * N) {
+            const int64_t beyond = j + far - g.n; // of these rows: it is the next ones' beginning that comes then
+            const T *ahead = beyond < 0 ? b + j + far : b + G * Units<T>::kDepth * g.b_stride + beyond;
+            stream_tile<T, Exactness, R, G, 2>(wide, b + j, ahead, g.b_stride, N, pairs_up, part + j, g.ld, least);
+        }
+        for (; j < end; j += N)
+            stream_tile<T, Exactness, R, G, 1>(wide, b + j, nullptr, g.b_stride, end - j < N ? end - j : N, pairs_up,
+                                               part + j, g.ld, least);
+        j = end;
     }
-    for (; j < g.n; j += N)
-        stream_tile<T, Exactness, R, G, 1>(wide, b + j, nullptr, g.b_stride, g.n - j < N ? g.n - j : N, pairs_up,
-                                           part + j, g.ld, least);
 }
 
 /** As gemm_rows, for a B that comes from memory: a few of its rows at a time, in long runs, since memory is faster at that than at
@@ -222,8 +237,10 @@ int gemm_streams(const GemmInPlace &g) {
     constexpr int N = V::N, G = 8 * R < 2 * kGemmRows ? 8 : 4; // as many as there are registers for, beside the sums
     auto *const part = static_cast<typename V::Scalar *>(g.part);
     typename U::Least least;
-    for (int r = 0; r < R; ++r)
-        for (int64_t j = 0; j < g.n; j += N) store(part + r * g.ld + j, zero(V{}));
+    for (int64_t j = 0; j < g.n; j += N) {
+        const V nothing[R][1] = {};
+        store_tile(part + j, g.ld, g.n - j < N ? g.n - j : N, nothing);
+    }
     const auto *a = static_cast<const typename U::Unit *>(g.a);
     const T *b = static_cast<const T *>(g.b);
     int64_t left = g.kc / U::kDepth;
@@ -289,10 +306,7 @@ INFINI_INLINE void step_tile(const typename Units<T>::Unit *a, const T *b, int64
 #pragma GCC unroll 8
         for (int u = 0; u < kTogether; ++u) step();
     for (; kc > 0; --kc) step();
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-        for (int c = 0; c < C; ++c) store(part + r * ld + c * N, sums[r][c]);
+    store_tile(part, ld, n_last, sums);
 }
 
 /** The same for columns from..to. Not inlined: registers are scarce. */
@@ -341,11 +355,12 @@ int gemm_steps(const GemmInPlace &g) {
     const bool near = !rows_meet(stride * int64_t{sizeof(T)});
     const auto first = near ? step_columns<T, kFirst, kFetchNear> : step_columns<T, kFirst, kFetchFar>;
     const int64_t ahead = (near ? 256 : 1024) / int64_t{sizeof(T)}; // whole vectors
-    const int64_t near_end = n > ahead ? (n - ahead) / N * N : 0;   // from there on it is the next rows' beginning
+    const int64_t head = g.head; // of columns; from near_end on it is the next rows' beginning
+    const int64_t near_end = head + (n > head + ahead ? (n - head - ahead) / N * N : 0);
     for (int64_t k = 0; k < kc; k += kSteps, b += kSteps * stride) {
         const int64_t steps = kc - k < kSteps ? kc - k : kSteps;
         for (int64_t j = 0, end; j < n; j = end) {
-            const int64_t part_end = j < near_end ? near_end : n;
+            const int64_t part_end = j < head ? head : j < near_end ? near_end : n;
             end = kSecond > 0 && part_end - j > kChunk ? j + kChunk : part_end;
             first(a + k * kFirst, b, stride, j < near_end ? ahead : kSteps * stride - near_end, steps, j, end, part, ld,
                   k == 0);

@@ -109,13 +109,13 @@ struct GemmInPlace {
     bool add;   // sums hold something
     void *part; // like sums, of this K block: up to here where it does not end, and from before where it does not begin
     bool begins, ends;
-    const void *ahead;   // of B, to be fetched meanwhile: by the kernels of `rows` a row in so many steps, by those of
-    int64_t ahead_every; // `columns` as much as they multiply; nothing if that is 0
-    bool far_b;          // does B come from memory? Then its columns are fetched earlier
-    GemmFetch *fetch;    // by the kernels of `rows`, in place of that; or null
-    int64_t
-        stream_ahead; // bytes of each row of B that the kernels of `streams` for one row or two fetch beyond what they multiply
-    void *c;          // where the result goes, its columns contiguous; null: to sums
+    const void *ahead;    // of B, to be fetched meanwhile: by the kernels of `rows` a row in so many steps, by those of
+    int64_t ahead_every;  // `columns` as much as they multiply; nothing if that is 0
+    bool far_b;           // does B come from memory? Then its columns are fetched earlier
+    int64_t head;         // columns that `streams` and `steps` multiply apart: the others begin at cache lines of B
+    GemmFetch *fetch;     // by the kernels of `rows`, in place of `ahead`; or null
+    int64_t stream_ahead; // bytes of each row of B that `streams` for one row or two fetches beyond what it multiplies
+    void *c;              // where the result goes, its columns contiguous; null: to sums
     int64_t c_row;
     float alpha, beta; // of c
 };
