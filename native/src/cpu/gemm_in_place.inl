@@ -257,13 +257,19 @@ int gemm_streams(const GemmInPlace &g) {
     return least.exponent();
 }
 
+template <bool Far>
+INFINI_INLINE void prefetch(const void *p) {
+    __builtin_prefetch(p, 0, Far ? 2 : 3);
+}
+
 /** Is what is multiplied next fetched ahead, and into the first-level cache or the second? */
-enum { kFetchNone, kFetchNear, kFetchFar };
+enum Fetches { kFetchNone, kFetchNear, kFetchFar };
 
 /** kc rows of B times packed A, for R rows and C * N columns, or n_last < N of them if C is 1: added to `part`, unless it begins. */
-template <class T, int R, int C, int Fetch>
-INFINI_INLINE void step_tile(const typename Units<T>::Unit *a, const T *b, int64_t stride, int64_t ahead, int64_t kc,
-                             int64_t n_last, typename Units<T>::Sums::Scalar *part, int64_t ld, bool begins) {
+template <class T, int R, int C>
+INFINI_INLINE void step_tile(const typename Units<T>::Unit *a, const T *b, int64_t stride, Fetches fetch, int64_t ahead,
+                             int64_t kc, int64_t n_last, typename Units<T>::Sums::Scalar *part, int64_t ld,
+                             bool begins) {
     using U = Units<T>;
     using V = typename U::Sums;
     constexpr int N = V::N;
@@ -281,10 +287,14 @@ INFINI_INLINE void step_tile(const typename Units<T>::Unit *a, const T *b, int64
             for (int c = 0; c < C; ++c) sums[r][c] = load(part + r * ld + c * N);
     const auto step = [&]() INFINI_INLINE_LAMBDA {
         typename U::Vector x[C];
-        if (Fetch != kFetchNone)
+        constexpr int64_t kElements = kLine / sizeof(T);
+        if (fetch == kFetchNear) {
 #pragma GCC unroll 16
-            for (int64_t at = 0; at < C * N; at += kLine / sizeof(T))
-                __builtin_prefetch(b + ahead + at, 0, Fetch == kFetchNear ? 3 : 2);
+            for (int64_t at = 0; at < C * N; at += kElements) prefetch<false>(b + ahead + at);
+        } else if (fetch == kFetchFar) {
+#pragma GCC unroll 16
+            for (int64_t at = 0; at < C * N; at += kElements) prefetch<true>(b + ahead + at);
+        }
         if (C == 1 && n_last < N)
             x[0] = U::across_n(b, nullptr, n_last, least);
         else
@@ -301,24 +311,26 @@ INFINI_INLINE void step_tile(const typename Units<T>::Unit *a, const T *b, int64
         asm("" : "+r"(b), "+v"(sums[R - 1][C - 1].v));
     };
     // A loop of so few turns ends where the processor expects it to. One guess that fails stops all reading ahead.
-    constexpr int kTogether = 8;
-    for (; kc >= kTogether; kc -= kTogether)
+    if constexpr (C == tile_vectors<T, R>()) {
+        constexpr int kTogether = 8;
+        for (; kc >= kTogether; kc -= kTogether)
 #pragma GCC unroll 8
-        for (int u = 0; u < kTogether; ++u) step();
+            for (int u = 0; u < kTogether; ++u) step();
+    }
     for (; kc > 0; --kc) step();
     store_tile(part, ld, n_last, sums);
 }
 
 /** The same for columns from..to. Not inlined: registers are scarce. */
-template <class T, int R, int Fetch>
-INFINI_CALLED void step_columns(const typename Units<T>::Unit *a, const T *b, int64_t stride, int64_t ahead, int64_t kc,
-                                int64_t from, int64_t to, typename Units<T>::Sums::Scalar *part, int64_t ld,
-                                bool begins) {
+template <class T, int R>
+INFINI_CALLED void step_columns(const typename Units<T>::Unit *a, const T *b, int64_t stride, Fetches fetch,
+                                int64_t ahead, int64_t kc, int64_t from, int64_t to,
+                                typename Units<T>::Sums::Scalar *part, int64_t ld, bool begins) {
     constexpr int N = Units<T>::Sums::N, C = tile_vectors<T, R>();
     int64_t j = from;
-    for (; j + C * N <= to; j += C * N) step_tile<T, R, C, Fetch>(a, b + j, stride, ahead, kc, N, part + j, ld, begins);
+    for (; j + C * N <= to; j += C * N) step_tile<T, R, C>(a, b + j, stride, fetch, ahead, kc, N, part + j, ld, begins);
     for (; j < to; j += N)
-        step_tile<T, R, 1, Fetch>(a, b + j, stride, ahead, kc, to - j < N ? to - j : N, part + j, ld, begins);
+        step_tile<T, R, 1>(a, b + j, stride, fetch, ahead, kc, to - j < N ? to - j : N, part + j, ld, begins);
 }
 
 /** R rows of sums, the first of them row `first` of g. */
@@ -353,7 +365,7 @@ int gemm_steps(const GemmInPlace &g) {
     const T *b = static_cast<const T *>(g.b);
     const int64_t n = g.n, stride = g.b_stride, ld = g.ld, kc = g.kc;
     const bool near = !rows_meet(stride * int64_t{sizeof(T)});
-    const auto first = near ? step_columns<T, kFirst, kFetchNear> : step_columns<T, kFirst, kFetchFar>;
+    const Fetches fetch = near ? kFetchNear : kFetchFar;
     const int64_t ahead = (near ? 256 : 1024) / int64_t{sizeof(T)}; // whole vectors
     const int64_t head = g.head; // of columns; from near_end on it is the next rows' beginning
     const int64_t near_end = head + (n > head + ahead ? (n - head - ahead) / N * N : 0);
@@ -362,21 +374,16 @@ int gemm_steps(const GemmInPlace &g) {
         for (int64_t j = 0, end; j < n; j = end) {
             const int64_t part_end = j < head ? head : j < near_end ? near_end : n;
             end = kSecond > 0 && part_end - j > kChunk ? j + kChunk : part_end;
-            first(a + k * kFirst, b, stride, j < near_end ? ahead : kSteps * stride - near_end, steps, j, end, part, ld,
-                  k == 0);
+            step_columns<T, kFirst>(a + k * kFirst, b, stride, fetch, j < near_end ? ahead : kSteps * stride - near_end,
+                                    steps, j, end, part, ld, k == 0);
             if constexpr (kSecond > 0)
-                step_columns<T, kSecond, kFetchNone>(a + kFirst * kGemmBlockUnits + k * kSecond, b, stride, 0, steps, j,
-                                                     end, part + kFirst * ld, ld, k == 0);
+                step_columns<T, kSecond>(a + kFirst * kGemmBlockUnits + k * kSecond, b, stride, kFetchNone, 0, steps, j,
+                                         end, part + kFirst * ld, ld, k == 0);
         }
     }
     finish_rows<T, kFirst>(g, 0);
     if constexpr (kSecond > 0) finish_rows<T, kSecond>(g, kFirst);
     return kLeastOfNothing;
-}
-
-template <bool Far>
-INFINI_INLINE void prefetch(const void *p) {
-    __builtin_prefetch(p, 0, Far ? 2 : 3);
 }
 
 /** Columns of B, contiguous in k, fetched before they are read: of `k` elements each, then what comes `after` those, or nothing if
@@ -475,9 +482,15 @@ INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, type
         b += left;
     };
     const int64_t head = until_line(b, g.b_stride) % kBlock;
-    for (int64_t k = 0, part = head < g.kc ? head : g.kc; k < g.kc; part = g.kc - k) {
-        if (part > 0) block(part);
-        for (k += part; k + kBlock <= g.kc; k += kBlock) block(kBlock);
+    int64_t part = head < g.kc ? head : g.kc, k = 0;
+    if constexpr (Whole) {
+        for (; k < g.kc; part = g.kc - k) {
+            if (part > 0) block(part);
+            for (k += part; k + kBlock <= g.kc; k += kBlock) block(kBlock);
+        }
+    } else { // once per task: less code
+        for (; k < g.kc; k += part, part = kBlock < g.kc - k ? kBlock : g.kc - k)
+            if (part > 0) block(part);
     }
     finish_in_place<T, R, 1>(g, j, n, sums);
 }
