@@ -14,6 +14,7 @@ constexpr int64_t kColumnsA = 256 * 1024; // bytes of a K block of packed A: a q
 constexpr int64_t kColumnsWide = 4;       // and 3/8 of it for so many columns of C a row, from rows of B
 constexpr int64_t kColumnsRun = 1024;     // bytes of a row of B in one task where it is contiguous,
 constexpr int64_t kColumnsPanels = 2; // else panels of B: what lies ahead in k is then in the cache when it is packed
+constexpr int64_t kLinesPanels = 64;  // of B: so many that one more costs little
 constexpr int64_t kPackRowsSmallL2 = 21; // of A, from which on the first ones' product packs B
 /* For a B from memory more rows of A pay, if the second-level cache is as large as those that this was measured on, there are so many
  * columns, and packed A, which each task reads, has so few bytes. */
@@ -24,6 +25,7 @@ struct Columns final : Way {
     int64_t tasks_m, tasks_n;             // by panels of A, by columns
     bool packs_rows;                      // the first product of a panel of B does, from where its rows lie
     bool ahead;                           // else: two K blocks of B, and not only one
+    bool by_lines;                        // panels of B begin where cache lines of its rows do, if those begin alike
     int64_t bytes_a, bytes_b, bytes_sums; // packed A, shared; B and sums, a thread
 
     /** Columns of a B whose rows are contiguous in one task; 0 where there are too many rows of A. */
@@ -56,10 +58,12 @@ struct Columns final : Way {
         task_n = round_up(std::min(task_n, ceil_div(n, threads == 1 ? 1 : threads * kEach)), nr);
         tasks_n = ceil_div(n, task_n);
         tasks_m = std::min(panels_m, ceil_div(threads, tasks_n)); // each of which packs B for itself
+        by_lines = packs_rows && b.row * size % kLine == 0 && n >= kLinesPanels * nr;
         bytes_a = acc_bytes(m * k_blocks() * kGemmBlockUnits);
         bytes_b = panel_b(units(std::min(k, block_k))) * (packs_rows ? 1 : task_n / nr * (ahead ? 2 : 1));
         // They wait here for the next K block; those of the last one are stored at once.
-        bytes_sums = tile_bytes() * (k_blocks() > 1 ? ceil_div(panels_m, tasks_m) * (task_n / nr) : 1);
+        const int64_t panels_b = task_n / nr + (by_lines ? ceil_div(kLine / size, nr) : 0);
+        bytes_sums = tile_bytes() * (k_blocks() > 1 ? ceil_div(panels_m, tasks_m) * panels_b : 1);
     }
     int64_t bytes_of_thread() const { return bytes_b + bytes_sums; }
     int64_t workspace(int threads) const override { return bytes_a + bytes_of_thread() * threads; }
@@ -74,15 +78,18 @@ struct Columns final : Way {
             least_a.meet(pack_a(block_a(r, k0) + bytes_before(p, units(kc)), r.a, p,
                                 std::min(p + kPackPanels, panels_m), k0, kc));
         });
+        const int64_t head = by_lines ? columns_until_line(r.b) : 0;
         parallel_for(tasks_m * tasks_n, r.threads, [&](int64_t t, int slot) {
             char *const scratch = r.workspace + bytes_a + slot * bytes_of_thread();
-            const int64_t j0 = t / tasks_m * task_n, tm = t % tasks_m;
-            const Task task{panels_m * tm / tasks_m, panels_m * (tm + 1) / tasks_m, j0, std::min(task_n, n - j0)};
+            const auto [j0, cols, own_head] = columns_of(t / tasks_m, task_n, head);
+            if (cols <= 0) return;
+            const int64_t tm = t % tasks_m;
+            const Task task{panels_m * tm / tasks_m, panels_m * (tm + 1) / tasks_m, j0, cols, own_head};
             if (packs_rows)
                 multiply_rows(r, task, scratch, scratch + bytes_sums);
             else
                 multiply(r, task, least_a.exponent(), scratch, scratch + bytes_sums);
-            finish(r.c, r.d, row_of(task.p0), j0, row_of(task.p1) - row_of(task.p0), task.n);
+            finish(r.c, r.d, row_of(task.p0), j0, row_of(task.p1) - row_of(task.p0), cols);
         });
     }
 
@@ -95,9 +102,11 @@ struct Columns final : Way {
     /** [k block][panel][unit][row] */
     char *block_a(const Run &r, int64_t k0) const { return r.workspace + k0 / kernel.unit_k * m * kernel.acc_size; }
 
-    /** Panels p0..p1 of A, columns j0.. of C. */
+    /** Panels p0..p1 of A, columns j0.. of C, of which the head has a panel of B of its own. */
     struct Task {
-        int64_t p0, p1, j0, n;
+        int64_t p0, p1, j0, n, head;
+        /** Columns of the panel that begins with column j. */
+        int64_t panel(int64_t j, int64_t nr) const { return std::min(nr, (j < head ? head : n) - j); }
     };
 
     /** A K block of B in a task. */
@@ -117,10 +126,10 @@ struct Columns final : Way {
     }
 
     [[gnu::always_inline]] void fetch_c(const Run &r, const Task &t, int64_t p, int64_t j) const {
-        Gemm::fetch_c(r.c, row_of(p), t.j0 + j, height(p), std::min(nr, t.n - j));
+        Gemm::fetch_c(r.c, row_of(p), t.j0 + j, height(p), t.panel(j, nr));
     }
     void store(const Run &r, const Task &t, int64_t p, int64_t j, const char *sums) const {
-        kernel.store(at_c(r.c, row_of(p), t.j0 + j), c.row, c.col, sums, nr, height(p), std::min(nr, t.n - j), r.alpha,
+        kernel.store(at_c(r.c, row_of(p), t.j0 + j), c.row, c.col, sums, nr, height(p), t.panel(j, nr), r.alpha,
                      r.beta);
     }
 
@@ -131,11 +140,12 @@ struct Columns final : Way {
             const bool last = k0 + block_k >= k;
             const int64_t kc = std::min(block_k, k - k0), depth = units(kc);
             char *tile = sums;
-            for (int64_t j = 0; j < t.n; j += nr) {
+            for (int64_t j = 0, cols; j < t.n; j += cols) {
+                cols = t.panel(j, nr);
                 const char *const from = at_b(r.b, k0, t.j0 + j);
-                const bool whole = t.n - j >= nr;
-                if (!whole) pack_b(panel, from, t.n - j, kc, 0, kc);
-                GemmFetch fetch = j + nr < t.n ? fetch_panel(r, t, k0, j + nr) : fetch_panel(r, t, k0 + block_k, 0);
+                const bool whole = cols == nr;
+                if (!whole) pack_b(panel, from, cols, kc, 0, kc);
+                GemmFetch fetch = j + cols < t.n ? fetch_panel(r, t, k0, j + cols) : fetch_panel(r, t, k0 + block_k, 0);
                 for (int64_t p = t.p0; p < t.p1; ++p) {
                     const char *const panel_a = block_a(r, k0) + bytes_before(p, depth);
                     const char *const in = k0 > 0 ? tile : nullptr;
@@ -150,12 +160,13 @@ struct Columns final : Way {
             }
         }
     }
-    /** Rows k0.. of a panel's columns. The first cache line of a row that does not begin with one was fetched with the panel before. */
+    /** Rows k0.. of a panel's columns. The first cache line of a row that does not begin with one was fetched with the panel before,
+     *  if there is one. */
     GemmFetch fetch_panel(const Run &r, const Task &t, int64_t k0, int64_t j) const {
         const int64_t steps = (t.p1 - t.p0) * (kGemmBlockUnits / kGemmStepsTogether), runs = std::min(block_k, k - k0);
         if (runs <= 0) return {};
-        const int64_t run = std::min(nr, t.n - j) * size;
-        const char *const at = at_b(r.b, k0, t.j0 + j) + kLine - 1;
+        const int64_t run = t.panel(j, nr) * size;
+        const char *const at = at_b(r.b, k0, t.j0 + j) + (j < t.head ? 0 : kLine - 1);
         return {at, at + run, run, b.row * size, runs, run, std::max<int64_t>(steps / runs, 1), 1};
     }
 

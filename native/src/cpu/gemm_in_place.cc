@@ -200,10 +200,10 @@ struct InPlace final : Way {
                                              std::min(group, m - i), std::min(block_k, k - k0)));
             });
         if (shares_k) return run_k_blocks(r, least_a.exponent());
-        const int64_t head = head_of(r.b);
+        const int64_t head = by_lines ? columns_until_line(r.b) : 0;
         parallel_for(tasks_m * tasks_n, r.threads, [&](int64_t t, int slot) {
             const int64_t i0 = tasks_m == 1 ? 0 : t % tasks_m * task_m;
-            const auto [j0, cols, part_head] = columns_of(tasks_m == 1 ? t : t / tasks_m, head);
+            const auto [j0, cols, part_head] = columns_of(tasks_m == 1 ? t : t / tasks_m, task_n, head);
             if (cols <= 0) return;
             const Task task{i0,   j0,        std::min(task_m, m - i0),
                             cols, part_head, r.workspace + bytes_a + bytes_blocks + slot * (bytes_sums + bytes_part)};
@@ -217,19 +217,6 @@ struct InPlace final : Way {
         });
     }
 
-    /** The columns before a cache line begins in every row of B, if they begin alike. */
-    int64_t head_of(const char *pb) const {
-        const int64_t bytes = -reinterpret_cast<intptr_t>(pb) & (kLine - 1);
-        return by_lines && bytes % size == 0 ? bytes / size : 0;
-    }
-    /** Those of a task. The first one has the head, too. */
-    struct Columns {
-        int64_t from, count, head;
-    };
-    Columns columns_of(int64_t task, int64_t head) const {
-        const int64_t own_head = task == 0 ? head : 0, from = task == 0 ? 0 : task * task_n + head;
-        return {from, std::min(task_n + own_head, n - from), own_head};
-    }
     /** Elements between a cache line and sums, of which those behind the head then begin at one. */
     int64_t before_sums(int64_t head) const {
         const int64_t line = kLine / kernel.acc_size;
@@ -239,11 +226,11 @@ struct InPlace final : Way {
     /** The sums of each K block on their own, then those of all in their order. */
     void run_k_blocks(const Run &r, int least_a) const {
         const int64_t bytes_block = acc_bytes(m * ld);
-        const int64_t head = head_of(r.b);
+        const int64_t head = by_lines ? columns_until_line(r.b) : 0;
         char *const blocks = r.workspace + bytes_a + before_sums(head) * kernel.acc_size;
         parallel_for(k_blocks() * tasks_n, r.threads, [&](int64_t t, int) {
             const int64_t k0 = t / tasks_n * block_k;
-            const auto [j0, cols, own_head] = columns_of(t % tasks_n, head);
+            const auto [j0, cols, own_head] = columns_of(t % tasks_n, task_n, head);
             if (cols <= 0) return;
             GemmInPlace g = common;
             g.kc = std::min(block_k, k - k0);
