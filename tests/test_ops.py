@@ -132,7 +132,11 @@ def test_transposes_wherever_lines_begin(
 ) -> None:
     """Of either side, as many as are worth being read or written whole. Beside y nothing is written."""
     side = 64 // np.dtype(dtype).itemsize
-    for rows, cols in itertools.product((8 * side, 9 * side, 9 * side + 3, 16 * side), repeat=2):
+    several_tiles = [(2100, 1090), (1025, 4200)]
+    for rows, cols in [
+        *itertools.product((8 * side, 9 * side, 9 * side + 3, 16 * side), repeat=2),
+        *several_tiles,
+    ]:
         x, _ = _at(x_place, cols, rows, dtype)
         y, memory = _at(y_place, rows, cols, dtype)
         x.view(np.uint8)[...] = rng.integers(0, 256, x.view(np.uint8).shape, np.uint8)

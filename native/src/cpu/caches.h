@@ -4,6 +4,14 @@
 
 namespace infini {
 
+constexpr int64_t kLine = 64; // bytes of a cache line
+
+/** Elements of so many bytes from p to where a cache line begins; 0 where it does not begin with one. */
+inline int64_t elements_until_line(const void *p, int64_t size) {
+    const int64_t bytes = -reinterpret_cast<intptr_t>(p) & (kLine - 1);
+    return bytes % size == 0 ? bytes / size : 0;
+}
+
 /** Bytes of a CPU's second-level cache. The environment variable INFINIOP_L2_BYTES, read once, sets another number. */
 int64_t second_level_cache();
 

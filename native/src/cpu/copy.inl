@@ -296,22 +296,32 @@ void transpose_lines(Dst dst, Src src, int64_t rows, int64_t cols, [[maybe_unuse
 #if defined(__SSE2__)
     constexpr int64_t kBlock = 16 / sizeof(T);
     if (rows < kBlock || cols < kBlock) return transpose_elements(dst, src, rows, cols);
-    if (rows < kSide || cols < kSide)
-        return each_piece(cols, kBlock, [&](int64_t j) {
-            each_piece(rows, kBlock,
-                       [&](int64_t i) { transpose_block<__m128i, false, T>(dst.of(i, j), src.of(j, i), [] {}); });
-        });
+    if (rows < kSide || cols < kSide) {
+        const auto block = [&](int64_t i, int64_t j) {
+            transpose_block<__m128i, false, T>(dst.of(i, j), src.of(j, i), [] {});
+        };
+        if (rows > cols)
+            return each_piece(rows, kBlock,
+                              [&](int64_t i) { each_piece(cols, kBlock, [&](int64_t j) { block(i, j); }); });
+        return each_piece(cols, kBlock, [&](int64_t j) { each_piece(rows, kBlock, [&](int64_t i) { block(i, j); }); });
+    }
     // Lines of either side that begin alike are read and written whole, as parts would be twice, and fetched twice where lines
-    // collide. What comes before the first of them goes with a square that overlaps it.
+    // collide. What comes before the first of them, and behind the last of those that are streamed, is written alone if it
+    // makes a block, for a line that is streamed and written otherwise, too, takes long; else with a square that overlaps it.
     constexpr int64_t kEnoughSquares = 8;
+    const auto enough = [&](int64_t rest) { return rest >= kBlock ? rest : kSide; };
     if (const int64_t head = src.to_cache_line(); head > 0 && rows - head >= kEnoughSquares * kSide) {
-        transpose_lines<T>(dst, src, kSide, cols, false);
+        transpose_lines<T>(dst, src, enough(head), cols, false);
         return transpose_lines<T>(dst.of(head, 0), src.of(0, head), rows - head, cols, stream);
     }
     const bool collide = src.collide(kSide);
     if (const int64_t head = dst.to_cache_line(); head > 0 && cols - head >= (stream ? 1 : kEnoughSquares) * kSide) {
-        transpose_squares<T, false>(dst, src, rows, collide);
+        transpose_lines<T>(dst, src, rows, enough(head), false);
         return transpose_lines<T>(dst.of(0, head), src.of(head, 0), rows, cols - head, stream);
+    }
+    if (const int64_t tail = cols % kSide; stream && dst.aligned() && tail >= kBlock) {
+        transpose_lines<T>(dst, src, rows, cols - tail, stream);
+        return transpose_lines<T>(dst.of(0, cols - tail), src.of(cols - tail, 0), rows, tail, false);
     }
 #if defined(__AVX512F__)
     constexpr int64_t kEnoughLines = 8; // of a row: of those, two are parts

@@ -2,7 +2,6 @@
  * threads share the columns of C, and each packs the part of B that it needs: a panel whose rows are contiguous while the first
  * rows of A are multiplied with it, others at once, or where B comes from memory while the K block before is multiplied.
  * Between the threads there is nothing to wait for, and no line of B that one of them wrote and another reads. */
-#include "cpu/caches.h"
 #include "cpu/gemm_way.h"
 #include "cpu/thread_pool.h"
 
@@ -78,7 +77,7 @@ struct Columns final : Way {
             least_a.meet(pack_a(block_a(r, k0) + bytes_before(p, units(kc)), r.a, p,
                                 std::min(p + kPackPanels, panels_m), k0, kc));
         });
-        const int64_t head = by_lines ? columns_until_line(r.b) : 0;
+        const int64_t head = by_lines ? elements_until_line(r.b, size) : 0;
         parallel_for(tasks_m * tasks_n, r.threads, [&](int64_t t, int slot) {
             char *const scratch = r.workspace + bytes_a + slot * bytes_of_thread();
             const auto [j0, cols, own_head] = columns_of(t / tasks_m, task_n, head);

@@ -3,7 +3,6 @@
  * packed either, unless it must be converted. Where there is more of B than the cache holds, few rows of A are multiplied by
  * short blocks of K, and very few, or up to 32 with AVX-512, by long runs of some of B's rows; one row by some
  * columns of B over all of K (gemv.inl). */
-#include "cpu/caches.h"
 #include "cpu/gemm_way.h"
 #include "cpu/thread_pool.h"
 
@@ -200,7 +199,7 @@ struct InPlace final : Way {
                                              std::min(group, m - i), std::min(block_k, k - k0)));
             });
         if (shares_k) return run_k_blocks(r, least_a.exponent());
-        const int64_t head = by_lines ? columns_until_line(r.b) : 0;
+        const int64_t head = by_lines ? elements_until_line(r.b, size) : 0;
         parallel_for(tasks_m * tasks_n, r.threads, [&](int64_t t, int slot) {
             const int64_t i0 = tasks_m == 1 ? 0 : t % tasks_m * task_m;
             const auto [j0, cols, part_head] = columns_of(tasks_m == 1 ? t : t / tasks_m, task_n, head);
@@ -226,7 +225,7 @@ struct InPlace final : Way {
     /** The sums of each K block on their own, then those of all in their order. */
     void run_k_blocks(const Run &r, int least_a) const {
         const int64_t bytes_block = acc_bytes(m * ld);
-        const int64_t head = by_lines ? columns_until_line(r.b) : 0;
+        const int64_t head = by_lines ? elements_until_line(r.b, size) : 0;
         char *const blocks = r.workspace + bytes_a + before_sums(head) * kernel.acc_size;
         parallel_for(k_blocks() * tasks_n, r.threads, [&](int64_t t, int) {
             const int64_t k0 = t / tasks_n * block_k;

@@ -8,11 +8,11 @@
 
 #include "core/dtype.h"
 #include "core/status.h"
+#include "cpu/caches.h"
 #include "cpu/isa.h"
 
 namespace infini::gemm {
 
-constexpr int64_t kLine = 64;
 constexpr int64_t kFarB = 12 << 20; // bytes of B from which on it comes from memory, and is streamed or packed ahead
 constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
 
@@ -183,11 +183,6 @@ struct Gemm {
             if (i + 1 < count) parts[i].then = &parts[i + 1];
         }
         return count;
-    }
-    /** The columns before a cache line begins, in every row of B if rows begin alike. */
-    int64_t columns_until_line(const char *pb) const {
-        const int64_t bytes = -reinterpret_cast<intptr_t>(pb) & (kLine - 1);
-        return bytes % size == 0 ? bytes / size : 0;
     }
     /** Columns of C in a task: `count`, and in the first one the head, too; none, or less, in those beyond the last. */
     struct TaskColumns {

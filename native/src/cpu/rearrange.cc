@@ -15,8 +15,6 @@ namespace {
 
 enum { kY, kX };
 
-constexpr int64_t kLine = 64; // bytes of a cache line
-
 /** Then its lines are not read first, and nothing else is evicted for what will be evicted itself. */
 bool streams(const InfiniProblem &problem) {
     const InfiniOperand &y = problem.operands[kY];
@@ -134,14 +132,20 @@ struct TileCopy final : CpuPlan {
             kernel(y + at[kY] + (y_row + col) * size, y_offsets, x + at[kX] + (x_col + row) * size, x_offsets, n_rows,
                    n_cols, stream);
         };
+        // Tiles begin at cache lines where lines of both sides do, whole ones of which are written.
+        const bool lines = !tables && y_row_step * size % kLine == 0 && x_col_step * size % kLine == 0;
+        const int64_t head_rows = lines ? elements_until_line(x + outer.offset[kX], size) : 0,
+                      head_cols = lines ? elements_until_line(y + outer.offset[kY], size) : 0;
         // Threads share columns, if there are enough, rather than rows: they then read runs of x as long as tiles allow.
         if (outer.rows * outer.n * cols.n >= kColumnsPerThread * num_threads() || cols.n >= rows.n)
-            parallel_tiles(outer, cols.n, rows.n, kTileCols, kTileRows, size, 2 * size,
-                           [&](const int64_t *at, int64_t col, int64_t n_cols, int64_t row, int64_t n_rows) {
-                               tile(at, row, n_rows, col, n_cols);
-                           });
+            parallel_tiles(
+                outer, cols.n, rows.n, kTileCols, kTileRows, size, 2 * size,
+                [&](const int64_t *at, int64_t col, int64_t n_cols, int64_t row, int64_t n_rows) {
+                    tile(at, row, n_rows, col, n_cols);
+                },
+                head_cols, head_rows);
         else
-            parallel_tiles(outer, rows.n, cols.n, kTileRows, kTileCols, size, 2 * size, tile);
+            parallel_tiles(outer, rows.n, cols.n, kTileRows, kTileCols, size, 2 * size, tile, head_rows, head_cols);
         if (stream) finish_streams();
     }
 

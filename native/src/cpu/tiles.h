@@ -86,23 +86,32 @@ RowLoop<N> loops_without(const InfiniOperand *operands, uint32_t dims) {
     return RowLoop<N>(rest);
 }
 
+/** A dimension of n in strips of at most `step`; before the second one begins, `head` more, so that it begins at a cache line. */
+struct Strips {
+    int64_t n, step, head;
+    int64_t count() const { return n == 0 ? 0 : std::max<int64_t>((n - head - 1) / step + 1, 1); }
+    int64_t begin(int64_t i) const { return i == 0 ? 0 : head + i * step; }
+    int64_t size(int64_t i) const { return std::min(head + (i + 1) * step, n) - begin(i); }
+};
+
 /** Tiles of at most tile_rows x tile_cols of `rows` x `cols` for every position of `outer`, by as many threads as they are
- *  worth: tile(byte offsets of the operands there, row, number of rows, col, number of cols). */
+ *  worth: tile(byte offsets of the operands there, row, number of rows, col, number of cols). The first are longer by the heads. */
 template <int N, class Tile>
 void parallel_tiles(const RowLoop<N> &outer, int64_t rows, int64_t cols, int64_t tile_rows, int64_t tile_cols,
-                    int64_t size, int64_t bytes_per_element, Tile &&tile) {
+                    int64_t size, int64_t bytes_per_element, Tile &&tile, int64_t head_rows = 0,
+                    int64_t head_cols = 0) {
     const int64_t items = outer.rows * outer.n;
     const int threads = worth_threads(static_cast<double>(items) * static_cast<double>(rows) *
                                       static_cast<double>(cols * bytes_per_element));
     const int64_t wanted = threads == 1 ? 1 : threads * 4; // pieces
     constexpr int64_t kGrain = 64;                         // rows: whole cache lines of any type
     if (items < wanted) tile_rows = std::min(tile_rows, ((rows * items - 1) / (wanted * kGrain) + 1) * kGrain);
-    const int64_t strips = (rows + tile_rows - 1) / tile_rows, total = items * strips;
+    const Strips by_rows{rows, tile_rows, head_rows}, by_cols{cols, tile_cols, head_cols};
+    const int64_t strips = by_rows.count(), total = items * strips;
     const int64_t pieces = std::min(total, wanted);
     const auto strip_of = [&](const int64_t *at, int64_t strip) {
-        const int64_t row = strip * tile_rows;
-        for (int64_t col = 0; col < cols; col += tile_cols)
-            tile(at, row, std::min(tile_rows, rows - row), col, std::min(tile_cols, cols - col));
+        for (int64_t i = 0; i < by_cols.count(); ++i)
+            tile(at, by_rows.begin(strip), by_rows.size(strip), by_cols.begin(i), by_cols.size(i));
     };
     parallel_for(pieces, threads, [&](int64_t piece, int) {
         const int64_t begin = total * piece / pieces, end = total * (piece + 1) / pieces;
