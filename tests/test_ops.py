@@ -172,6 +172,34 @@ def test_transposed_operands_wherever_lines_begin(
         assert (memory == 0xA5).all()
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("y_place", "r_place"), [(0, 0), (0, 16), (16, 16), (8, 48), (56, 24)])
+def test_normalized_rows_wherever_lines_begin(
+    y_place: int, r_place: int, dtype: str, rng: np.random.Generator
+) -> None:
+    """Rows of y and of the residual that follow one another and share cache lines, or lie apart, forwards or
+    backwards. Beside them nothing is written."""
+    size = DTYPES[dtype].itemsize
+    unwritten = np.full(size, 0xA5, np.uint8).view(DTYPES[dtype])
+    for n in (128 // size, 160 // size, 160 // size + 1, 1000 // size + 3):
+        weight = rng.standard_normal(n).astype(DTYPES[dtype])
+        x, residual = rng.standard_normal((2, 7, n)).astype(DTYPES[dtype])
+        alone = [infiniop_py.add_rms_norm(x[i : i + 1], residual[i : i + 1], weight) for i in range(7)]
+        expected = [np.concatenate(rows) for rows in zip(*alone)]
+        assert_rms_norm(expected[0], expected[1], weight, 1e-5)
+        for pitch, step in ((n, 1), (n, -1), (n + 1, 1), (n + 64 // size, 1)):
+            outputs, memories = [], []
+            for place in (y_place, r_place):
+                flat, memory = _at(place, 1, 7 * pitch * size, "u1")
+                outputs.append(flat.view(DTYPES[dtype]).reshape(7, pitch)[::step, :n])
+                memories.append(memory)
+            infiniop_py.add_rms_norm_(*outputs, x, residual, weight)
+            for got, rows, memory in zip(outputs, expected, memories):
+                assert_same_bits(got, rows)
+                got[...] = unwritten
+                assert (memory == 0xA5).all()
+
+
 @pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8", "c16"])
 @pytest.mark.parametrize("place", [0, 8, 16, 24, 48])
 @pytest.mark.parametrize("row", [256, 272, 336])

@@ -22,7 +22,8 @@ struct NormPlan final : CpuPlan {
           size(kDtypes[problem.operands[kY].dtype].size), weight_size(kDtypes[problem.operands[kWeight].dtype].size),
           chunks(std::min((loop.n + kNormChunk - 1) / kNormChunk, kMostChunks)),
           group_rows(problem.operands[kY].dtype == INFINI_DTYPE_F16 ? 2 : kNormRows),
-          stream(worth_streaming(2.0 * static_cast<double>(loop.rows) * static_cast<double>(loop.n * size),
+          stream(loop.n * size >= kNormStreamBytes &&
+                 worth_streaming(2.0 * static_cast<double>(loop.rows) * static_cast<double>(loop.n * size),
                                  kStreamResults)) {}
 
     void run(const InfiniCall &call) const override {
@@ -35,9 +36,14 @@ struct NormPlan final : CpuPlan {
             return loop.rows < num_threads() ? loop.walk(0, loop.rows * loop.n, row) : loop.parallel_walk(loop.n, row);
         }
         if (stream && elsewhere(call, kY) && elsewhere(call, kResidual)) {
-            loop.parallel_walk(loop.n, [&](const int64_t *at, int64_t, int64_t n) {
-                kernel.row_stream(operand(at, kY), operand(at, kResidual), operand(at, kA), operand(at, kB),
-                                  operand(at, kWeight), n, epsilon);
+            loop.parallel_pieces(loop.n, [&](int64_t begin, int64_t end) {
+                OpenLine y_line, r_line;
+                loop.walk(begin, end, [&](const int64_t *at, int64_t, int64_t n) {
+                    kernel.row_stream(operand(at, kY), operand(at, kResidual), operand(at, kA), operand(at, kB),
+                                      operand(at, kWeight), n, epsilon, y_line, r_line);
+                });
+                y_line.close();
+                r_line.close();
             });
             return finish_streams();
         }

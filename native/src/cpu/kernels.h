@@ -27,7 +27,8 @@ using BinaryRows = void (*)(TileOperand c, TileOperand a, TileOperand b, int64_t
 using BinaryTile = void (*)(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t cols, bool stream);
 
 constexpr int64_t kNormChunk = 8192; // most elements of a row that NormKernel::row_stream takes
-constexpr int kNormRows = 8;         // most rows that NormKernel::multiply takes
+constexpr int64_t kNormStreamBytes = 128;
+constexpr int kNormRows = 8; // most rows that NormKernel::multiply takes
 
 /** A row of add_rms_norm, or part of it, whose squares are summed up. */
 struct NormRow {
@@ -36,14 +37,30 @@ struct NormRow {
     double square_sum; // of the whole row
 };
 
+/** A cache line in which a streamed row has ended: it is written once the next row, which may begin in it, is known. */
+struct OpenLine {
+    alignas(64) char bytes[64];
+    char *end = nullptr; // of the row; null: no line is open
+
+    /** Writes what there is of it. */
+    void close() {
+        if (end == nullptr) return;
+        const size_t n = reinterpret_cast<uintptr_t>(end) % sizeof bytes;
+        __builtin_memcpy(end - n, bytes, n);
+        end = nullptr;
+    }
+};
+
 /** add_rms_norm; y, r, a, b, w: [n], unit stride. r or y may be exactly a or b. */
 struct NormKernel {
     /** r = a + b; returns the sum of the squares. */
     double (*add)(void *r, const void *a, const void *b, int64_t n);
     /** y of rows, or of the same part of each, of n_row elements. The addresses of y are the same modulo 64. */
     void (*multiply)(const NormRow *rows, int count, const void *w, int64_t n, int64_t n_row, float epsilon);
-    /** Both for one row, past the caches; neither r nor y is a or b. */
-    void (*row_stream)(void *y, void *r, const void *a, const void *b, const void *w, int64_t n, float epsilon);
+    /** Both for one row of kNormStreamBytes or more, past the caches; neither r nor y is a or b, and both are multiples of an
+     *  element's size. Their open lines are for the next row, and to be closed after the last. */
+    void (*row_stream)(void *y, void *r, const void *a, const void *b, const void *w, int64_t n, float epsilon,
+                       OpenLine &y_line, OpenLine &r_line);
 };
 
 /** dst[i * stride_dst] = src[i * stride_src] for i < n; strides in elements. */

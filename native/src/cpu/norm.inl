@@ -31,25 +31,27 @@ INFINI_INLINE double norm_sum(T *r, const T *a, const T *b, int64_t n) {
     return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
+template <class T>
+INFINI_INLINE Block<T> norm_product(Block<T> x, typename Block<T>::V scale, const Block<T> &weight) {
+    for (int p = 0; p < kParts<T>; ++p) x.part[p] = x.part[p] * scale * weight.part[p];
+    return x;
+}
+
 /** y = r * scale * w for `count` rows whose y start alike within a block. Weights are taken a few blocks at a time and used for all
- *  rows. Streamed, it has `next` fetched meanwhile, as many elements; for one row. */
-template <class T, bool Stream, class W>
-INFINI_INLINE void norm_product(T **y, const T **r, const typename Block<T>::V *scale, int count, const W *w, int64_t n,
-                                [[maybe_unused]] const T *next = nullptr) {
+ *  rows. */
+template <class T, class W>
+INFINI_INLINE void norm_products(T **y, const T **r, const typename Block<T>::V *scale, int count, const W *w,
+                                 int64_t n) {
     constexpr int N = Block<T>::N, kHeld = kHeldWeights / kParts<T>;
-    const auto product = [](Block<T> x, typename Block<T>::V scale, const Block<T> &weight) INFINI_INLINE_LAMBDA {
-        for (int p = 0; p < kParts<T>; ++p) x.part[p] = x.part[p] * scale * weight.part[p];
-        return x;
-    };
     const auto one_block = [&](int64_t i) INFINI_INLINE_LAMBDA {
         const Block<T> weight = load_block_as<T>(w + i);
         for (int row = 0; row < count; ++row)
-            store_block<false>(y[row] + i, product(load_block(r[row] + i), scale[row], weight));
+            store_block<false>(y[row] + i, norm_product(load_block(r[row] + i), scale[row], weight));
     };
     if (n < N) {
         const Block<T> weight = load_block_as_n<T>(w, n);
         for (int row = 0; row < count; ++row)
-            store_block_n(y[row], product(load_block_n(r[row], n), scale[row], weight), n);
+            store_block_n(y[row], norm_product(load_block_n(r[row], n), scale[row], weight), n);
         return;
     }
     // From the end, which is what the first pass has left in the cache of a row that does not fit. The first and the last block
@@ -58,11 +60,8 @@ INFINI_INLINE void norm_product(T **y, const T **r, const typename Block<T>::V *
     const int64_t end = head + (n - head) / N * N;
     if (end < n) one_block(n - N);
     int64_t i = end;
-    if (Stream || count == 1) {
-        for (; i > head; i -= N) {
-            if constexpr (Stream) fetch_block(next + (end - i));
-            store_block<Stream>(y[0] + i - N, product(load_block(r[0] + i - N), scale[0], load_block_as<T>(w + i - N)));
-        }
+    if (count == 1) {
+        for (; i > head; i -= N) one_block(i - N);
     } else {
         // Rows' own pointers are moved, as offsets from common ones would not fit the registers.
         for (int row = 0; row < count; ++row) y[row] += end, r[row] += end;
@@ -76,7 +75,7 @@ INFINI_INLINE void norm_product(T **y, const T **r, const typename Block<T>::V *
                 T *const to = y[row] -= kHeld * N;
 #pragma GCC unroll 16
                 for (int j = 0; j < kHeld; ++j)
-                    store_block<false>(to + j * N, product(load_block(from + j * N), row_scale, weight[j]));
+                    store_block<false>(to + j * N, norm_product(load_block(from + j * N), row_scale, weight[j]));
             }
         }
         for (int row = 0; row < count; ++row) y[row] -= i, r[row] -= i;
@@ -109,29 +108,76 @@ void norm_multiply(const NormRow *rows, int count, const void *w, int64_t n, int
         r[i] = static_cast<const T *>(rows[i].r);
         scale[i] = norm_scale<T>(rows[i].square_sum, n_row, epsilon);
     }
-    norm_product<T, false>(y, r, scale, count, static_cast<const W *>(w), n);
+    norm_products<T>(y, r, scale, count, static_cast<const W *>(w), n);
 }
 
-/** Both passes over a row, past the caches: what is streamed cannot be read back, so that the row is computed on the stack. While it is
- *  written the next row is fetched, which mostly follows in memory: reading and writing take turns otherwise. */
-template <class T, class W>
-void norm_row_stream(void *y_, void *r_, const void *a_, const void *b_, const void *w, int64_t n, float epsilon) {
-    constexpr int N = Block<T>::N;
-    T *y = static_cast<T *>(y_), *const r = static_cast<T *>(r_);
-    const T *const a = static_cast<const T *>(a_), *const b = static_cast<const T *>(b_);
-    alignas(64) T row[kNormChunk];
-    const double square_sum = norm_sum(row, a, b, n);
-    int64_t i = unaligned_head(r, n);
-    __builtin_memcpy(r, row, static_cast<size_t>(i) * sizeof(T));
-    for (; i + N <= n; i += N) {
-        const Packed<T> x = load_packed(row + i);
-        fetch_block(a + n + i);
-        put<true>(r + i, x);
+/** Where cache lines begin and end in a row of n elements from p on. */
+template <class T>
+struct RowLines {
+    static constexpr int64_t kElements = kLine / sizeof(T);
+    int64_t before, head, end; // elements of other rows in the first line, and of this one; where the last line begins
+
+    INFINI_INLINE RowLines(const T *p, int64_t n)
+        : before(static_cast<int64_t>(reinterpret_cast<uintptr_t>(p) % kLine / sizeof(T))),
+          head(before == 0 ? 0 : kElements - before), end(head + (n - head) / kElements * kElements) {}
+
+    /** The line that p's row begins in, if that has a head. */
+    INFINI_INLINE T *open(OpenLine &line, T *p) const {
+        if (line.end != reinterpret_cast<char *>(p)) line.close();
+        return reinterpret_cast<T *>(line.bytes) + before;
     }
-    __builtin_memcpy(r + i, row + i, static_cast<size_t>(n - i) * sizeof(T));
-    const T *computed = row;
-    const typename Block<T>::V scale = norm_scale<T>(square_sum, n, epsilon);
-    norm_product<T, true>(&y, &computed, &scale, 1, static_cast<const W *>(w), n, b + n);
+    /** Writes it: as a whole if another row has ended there. */
+    INFINI_INLINE void put_first(OpenLine &line, T *p) const {
+        const T *const bytes = reinterpret_cast<const T *>(line.bytes);
+        if (line.end == nullptr)
+            __builtin_memcpy(p, bytes + before, static_cast<size_t>(head) * sizeof(T));
+        else
+            for (int64_t i = 0; i < kElements; i += Block<T>::N) put<true>(p - before + i, load_packed(bytes + i));
+    }
+    /** Opens the line of the row's last elements. */
+    INFINI_INLINE void put_last(OpenLine &line, T *p, int64_t n, const T *last) const {
+        __builtin_memcpy(line.bytes, last, sizeof line.bytes);
+        line.end = end < n ? reinterpret_cast<char *>(p + n) : nullptr;
+    }
+};
+
+/** Both passes over a row, past the caches: what is streamed cannot be read back, so that the row is computed on the stack. While it is
+ *  written the next row is fetched, which mostly follows in memory: reading and writing take turns otherwise. A line that two
+ *  rows share is written once, as a whole. It is put together long before, as a load of what was stored in parts waits until all
+ *  that was streamed before these is written. */
+template <class T, class W>
+void norm_row_stream(void *y_, void *r_, const void *a_, const void *b_, const void *w_, int64_t n, float epsilon,
+                     OpenLine &y_line, OpenLine &r_line) {
+    constexpr int N = Block<T>::N;
+    constexpr int64_t kElements = RowLines<T>::kElements;
+    T *const y = static_cast<T *>(y_), *const r = static_cast<T *>(r_);
+    const T *const a = static_cast<const T *>(a_), *const b = static_cast<const T *>(b_);
+    const W *const w = static_cast<const W *>(w_);
+    alignas(64) T row[kNormChunk + kElements], y_last[kElements];
+    const typename Block<T>::V scale = norm_scale<T>(norm_sum(row, a, b, n), n, epsilon);
+    const auto products = [&](T *to, int64_t i, int64_t count) {
+        for (; count > 0; to += N, i += N, count -= N) {
+            const int64_t elements = count < N ? count : N;
+            store_block_n(to, norm_product(load_block_n(row + i, elements), scale, load_block_as_n<T>(w + i, elements)),
+                          elements);
+        }
+    };
+    const RowLines<T> lines_r(r, n), lines_y(y, n);
+    __builtin_memcpy(lines_r.open(r_line, r), row, static_cast<size_t>(lines_r.head) * sizeof(T));
+    products(lines_y.open(y_line, y), 0, lines_y.head);
+    products(y_last, lines_y.end, n - lines_y.end);
+    lines_r.put_first(r_line, r);
+    for (int64_t i = lines_r.head; i < lines_r.end; i += N) {
+        fetch_block(a + n + i);
+        put<true>(r + i, load_packed(row + i));
+    }
+    lines_y.put_first(y_line, y);
+    for (int64_t i = lines_y.head; i < lines_y.end; i += N) {
+        fetch_block(b + n + i);
+        store_block<true>(y + i, norm_product(load_block(row + i), scale, load_block_as<T>(w + i)));
+    }
+    lines_r.put_last(r_line, r, n, row + lines_r.end);
+    lines_y.put_last(y_line, y, n, y_last);
 }
 
 template <class T, class W>
