@@ -155,7 +155,8 @@ def test_transposed_operands_wherever_lines_begin(
     place. Beside c nothing is written."""
     side = 64 // np.dtype(dtype).itemsize
     shapes = [(side + 5, 4 * side + 3), (5 * side, 6 * side + 1), (9 * side + 7, 300)]
-    for rows, cols in [*shapes, (1 + (1 << 19) // (288 * 64 // side), 288)]:
+    several_tiles = (520, 65 * side + 9)
+    for rows, cols in [*shapes, several_tiles, (1 + (1 << 19) // (288 * 64 // side), 288)]:
         x, _ = _at(x_place, cols, rows, dtype)
         z, _ = _at(y_place, cols, rows, dtype)
         c, memory = _at(y_place, rows, cols, dtype)

@@ -84,11 +84,20 @@ struct BinaryTilePlan final : CpuPlan {
             return TileOperand{static_cast<char *>(call.operands[i]) + at[i] + (r * across[i] + col * along[i]) * size,
                                across[i], along[i]};
         };
-        parallel_tiles(outer, rows, cols, kTileRows, kTileRowBytes / size, size, 3 * size,
-                       [&](const int64_t *at, int64_t r, int64_t n_rows, int64_t col, int64_t n_cols) {
-                           tile(operand(kC, at, r, col), operand(kA, at, r, col), operand(kB, at, r, col), n_rows,
-                                n_cols, used == kernel.stream);
-                       });
+        // Tiles begin where cache lines of c do, and of an operand that is transposed.
+        const auto head = [&](int i, int64_t line_step) {
+            return line_step * size % kLine == 0
+                       ? elements_until_line(static_cast<char *>(call.operands[i]) + outer.offset[i], size)
+                       : 0;
+        };
+        const int across_in = transposed(across[kA], along[kA]) ? kA : kB;
+        parallel_tiles(
+            outer, rows, cols, kTileRows, kTileRowBytes / size, size, 3 * size,
+            [&](const int64_t *at, int64_t r, int64_t n_rows, int64_t col, int64_t n_cols) {
+                tile(operand(kC, at, r, col), operand(kA, at, r, col), operand(kB, at, r, col), n_rows, n_cols,
+                     used == kernel.stream);
+            },
+            head(across_in, along[across_in]), head(kC, across[kC]));
         kernel.finish(used);
     }
 
