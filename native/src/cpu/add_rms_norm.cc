@@ -42,8 +42,8 @@ struct NormPlan final : CpuPlan {
                     kernel.row_stream(operand(at, kY), operand(at, kResidual), operand(at, kA), operand(at, kB),
                                       operand(at, kWeight), n, epsilon, y_line, r_line);
                 });
-                y_line.close();
-                r_line.close();
+                kernel.close(y_line);
+                kernel.close(r_line);
             });
             return finish_streams();
         }

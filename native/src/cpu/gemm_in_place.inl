@@ -155,7 +155,16 @@ int gemm_rows(const GemmInPlace &g) {
 template <int R>
 constexpr bool kFetchesNear = R <= 2;
 
-/** Sums of R rows and C * N columns, or of n_last < N of them if C is 1: what lies behind those may be a neighbour's. */
+/* Sums of R rows and C * N columns, or of n_last < N of them if C is 1: what lies behind those may be another thread's. */
+
+template <class V, int R, int C>
+INFINI_INLINE void load_tile(V (&sums)[R][C], const typename V::Scalar *from, int64_t ld, int64_t n_last) {
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c)
+            sums[r][c] = C > 1 || n_last == V::N ? load(from + r * ld + c * V::N) : load_n(from + r * ld, n_last);
+}
 template <class V, int R, int C>
 INFINI_INLINE void store_tile(typename V::Scalar *to, int64_t ld, int64_t n_last, const V (&sums)[R][C]) {
 #pragma GCC unroll 16
@@ -176,10 +185,7 @@ INFINI_INLINE void stream_tile(const typename Units<T>::Vector (&a)[G][R], const
     constexpr int N = V::N;
     constexpr int64_t kLine = 64 / sizeof(T);
     V s[R][C];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 16
-        for (int c = 0; c < C; ++c) s[r][c] = load(sums + r * ld + c * N);
+    load_tile(s, sums, ld, n_last);
 #pragma GCC unroll 16
     for (int u = 0; u < G; ++u) {
         typename U::Vector x[C];
@@ -250,9 +256,10 @@ int gemm_streams(const GemmInPlace &g) {
         stream_units<T, Exactness, R, 1>(g, a, b, true, least);
     if (g.kc % U::kDepth != 0) stream_units<T, Exactness, R, 1>(g, a, b, false, least);
     for (int64_t j = 0; j < g.n; j += N) {
+        const int64_t n_last = g.n - j < N ? g.n - j : N;
         V s[R][1];
-        for (int r = 0; r < R; ++r) s[r][0] = load(part + r * g.ld + j);
-        finish_in_place<T, R, 1>(g, j, g.n - j < N ? g.n - j : N, s);
+        load_tile(s, part + j, g.ld, n_last);
+        finish_in_place<T, R, 1>(g, j, n_last, s);
     }
     return least.exponent();
 }
@@ -346,9 +353,10 @@ INFINI_CALLED void finish_rows(GemmInPlace g, int first) {
     if (g.c != nullptr) g.c = static_cast<T *>(g.c) + first * g.c_row;
     const auto *const part = static_cast<const typename V::Scalar *>(g.part);
     for (int64_t j = 0; j < g.n; j += N) {
+        const int64_t n_last = g.n - j < N ? g.n - j : N;
         V s[R][1];
-        for (int r = 0; r < R; ++r) s[r][0] = load(part + r * g.ld + j);
-        finish_in_place<T, R, 1>(g, j, g.n - j < N ? g.n - j : N, s);
+        load_tile(s, part + j, g.ld, n_last);
+        finish_in_place<T, R, 1>(g, j, n_last, s);
     }
 }
 

@@ -41,14 +41,6 @@ struct NormRow {
 struct OpenLine {
     alignas(64) char bytes[64];
     char *end = nullptr; // of the row; null: no line is open
-
-    /** Writes what there is of it. */
-    void close() {
-        if (end == nullptr) return;
-        const size_t n = reinterpret_cast<uintptr_t>(end) % sizeof bytes;
-        __builtin_memcpy(end - n, bytes, n);
-        end = nullptr;
-    }
 };
 
 /** add_rms_norm; y, r, a, b, w: [n], unit stride. r or y may be exactly a or b. */
@@ -58,9 +50,11 @@ struct NormKernel {
     /** y of rows, or of the same part of each, of n_row elements. The addresses of y are the same modulo 64. */
     void (*multiply)(const NormRow *rows, int count, const void *w, int64_t n, int64_t n_row, float epsilon);
     /** Both for one row of kNormStreamBytes or more, past the caches; neither r nor y is a or b, and both are multiples of an
-     *  element's size. Their open lines are for the next row, and to be closed after the last. */
+     *  element's size. Their open lines are for the next row; after the last one they are closed. */
     void (*row_stream)(void *y, void *r, const void *a, const void *b, const void *w, int64_t n, float epsilon,
                        OpenLine &y_line, OpenLine &r_line);
+    /** Writes what there is of a line. */
+    void (*close)(OpenLine &line);
 };
 
 /** dst[i * stride_dst] = src[i * stride_src] for i < n; strides in elements. */

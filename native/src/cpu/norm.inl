@@ -111,6 +111,13 @@ void norm_multiply(const NormRow *rows, int count, const void *w, int64_t n, int
     norm_products<T>(y, r, scale, count, static_cast<const W *>(w), n);
 }
 
+void close_line(OpenLine &line) {
+    if (line.end == nullptr) return;
+    const size_t n = reinterpret_cast<uintptr_t>(line.end) % sizeof line.bytes;
+    __builtin_memcpy(line.end - n, line.bytes, n);
+    line.end = nullptr;
+}
+
 /** Where cache lines begin and end in a row of n elements from p on. */
 template <class T>
 struct RowLines {
@@ -123,7 +130,7 @@ struct RowLines {
 
     /** The line that p's row begins in, if that has a head. */
     INFINI_INLINE T *open(OpenLine &line, T *p) const {
-        if (line.end != reinterpret_cast<char *>(p)) line.close();
+        if (line.end != reinterpret_cast<char *>(p)) close_line(line);
         return reinterpret_cast<T *>(line.bytes) + before;
     }
     /** Writes it: as a whole if another row has ended there. */
@@ -182,7 +189,7 @@ void norm_row_stream(void *y_, void *r_, const void *a_, const void *b_, const v
 
 template <class T, class W>
 constexpr NormKernel norm_kernel() {
-    return {norm_add<T>, norm_multiply<T, W>, norm_row_stream<T, W>};
+    return {norm_add<T>, norm_multiply<T, W>, norm_row_stream<T, W>, close_line};
 }
 
 constexpr void fill_norm_bf16(KernelTable &t) {
