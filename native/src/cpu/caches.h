@@ -1,5 +1,6 @@
 /* The caches of this machine, and when results are better written past them: a store that does so need not fetch the line first. */
 #pragma once
+#include <algorithm>
 #include <cstdint>
 
 namespace infini {
@@ -11,6 +12,15 @@ inline int64_t elements_until_line(const void *p, int64_t size) {
     const int64_t bytes = -reinterpret_cast<intptr_t>(p) & (kLine - 1);
     return bytes % size == 0 ? bytes / size : 0;
 }
+
+/** A dimension of n in strips of at most `step`; before the second one begins, `head` more, so that it begins at a cache line. */
+struct Strips {
+    int64_t n, step, head;
+    int64_t count() const { return n == 0 ? 0 : std::max<int64_t>((n - head - 1) / step + 1, 1); }
+    int64_t begin(int64_t i) const { return i == 0 ? 0 : head + i * step; }
+    int64_t size(int64_t i) const { return std::min(head + (i + 1) * step, n) - begin(i); }
+    int64_t head_of(int64_t i) const { return i == 0 ? head : 0; }
+};
 
 /** Bytes of a CPU's second-level cache. The environment variable INFINIOP_L2_BYTES, read once, sets another number. */
 int64_t second_level_cache();

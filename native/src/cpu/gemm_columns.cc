@@ -77,13 +77,11 @@ struct Columns final : Way {
             least_a.meet(pack_a(block_a(r, k0) + bytes_before(p, units(kc)), r.a, p,
                                 std::min(p + kPackPanels, panels_m), k0, kc));
         });
-        const int64_t head = by_lines ? elements_until_line(r.b, size) : 0;
-        parallel_for(tasks_m * tasks_n, r.threads, [&](int64_t t, int slot) {
+        const Strips columns{n, task_n, by_lines ? elements_until_line(r.b, size) : 0};
+        parallel_for(tasks_m * columns.count(), r.threads, [&](int64_t t, int slot) {
             char *const scratch = r.workspace + bytes_a + slot * bytes_of_thread();
-            const auto [j0, cols, own_head] = columns_of(t / tasks_m, task_n, head);
-            if (cols <= 0) return;
-            const int64_t tm = t % tasks_m;
-            const Task task{panels_m * tm / tasks_m, panels_m * (tm + 1) / tasks_m, j0, cols, own_head};
+            const int64_t tn = t / tasks_m, tm = t % tasks_m, j0 = columns.begin(tn), cols = columns.size(tn);
+            const Task task{panels_m * tm / tasks_m, panels_m * (tm + 1) / tasks_m, j0, cols, columns.head_of(tn)};
             if (packs_rows)
                 multiply_rows(r, task, scratch, scratch + bytes_sums);
             else

@@ -199,13 +199,16 @@ struct InPlace final : Way {
                                              std::min(group, m - i), std::min(block_k, k - k0)));
             });
         if (shares_k) return run_k_blocks(r, least_a.exponent());
-        const int64_t head = by_lines ? elements_until_line(r.b, size) : 0;
-        parallel_for(tasks_m * tasks_n, r.threads, [&](int64_t t, int slot) {
+        const Strips columns = columns_of(r.b);
+        parallel_for(tasks_m * columns.count(), r.threads, [&](int64_t t, int slot) {
             const int64_t i0 = tasks_m == 1 ? 0 : t % tasks_m * task_m;
-            const auto [j0, cols, part_head] = columns_of(tasks_m == 1 ? t : t / tasks_m, task_n, head);
-            if (cols <= 0) return;
-            const Task task{i0,   j0,        std::min(task_m, m - i0),
-                            cols, part_head, r.workspace + bytes_a + bytes_blocks + slot * (bytes_sums + bytes_part)};
+            const int64_t tn = tasks_m == 1 ? t : t / tasks_m, j0 = columns.begin(tn), cols = columns.size(tn);
+            const Task task{i0,
+                            j0,
+                            std::min(task_m, m - i0),
+                            cols,
+                            columns.head_of(tn),
+                            r.workspace + bytes_a + bytes_blocks + slot * (bytes_sums + bytes_part)};
             // C is written by the kernels, but only once if it is read: else at the end, from the sums.
             const bool to_c = c.col == 1 && (r.beta == 0 || !may_repeat());
             const int least_b = multiply(r, task, kFast, to_c);
@@ -216,6 +219,8 @@ struct InPlace final : Way {
         });
     }
 
+    /** Those of the tasks. */
+    Strips columns_of(const char *pb) const { return {n, task_n, by_lines ? elements_until_line(pb, size) : 0}; }
     /** Elements between a cache line and sums, of which those behind the head then begin at one. */
     int64_t before_sums(int64_t head) const {
         const int64_t line = kLine / kernel.acc_size;
@@ -225,19 +230,18 @@ struct InPlace final : Way {
     /** The sums of each K block on their own, then those of all in their order. */
     void run_k_blocks(const Run &r, int least_a) const {
         const int64_t bytes_block = acc_bytes(m * ld);
-        const int64_t head = by_lines ? elements_until_line(r.b, size) : 0;
-        char *const blocks = r.workspace + bytes_a + before_sums(head) * kernel.acc_size;
-        parallel_for(k_blocks() * tasks_n, r.threads, [&](int64_t t, int) {
-            const int64_t k0 = t / tasks_n * block_k;
-            const auto [j0, cols, own_head] = columns_of(t % tasks_n, task_n, head);
-            if (cols <= 0) return;
+        const Strips columns = columns_of(r.b);
+        const int64_t strips = columns.count();
+        char *const blocks = r.workspace + bytes_a + before_sums(columns.head) * kernel.acc_size;
+        parallel_for(k_blocks() * strips, r.threads, [&](int64_t t, int) {
+            const int64_t k0 = t / strips * block_k, tn = t % strips, j0 = columns.begin(tn);
             GemmInPlace g = common;
             g.kc = std::min(block_k, k - k0);
             g.a = a_of(r, 0, k0);
             g.b = at_b(r.b, k0, j0);
-            g.n = cols;
-            g.head = own_head;
-            g.part = g.sums = blocks + t / tasks_n * bytes_block + j0 * kernel.acc_size;
+            g.n = columns.size(tn);
+            g.head = columns.head_of(tn);
+            g.part = g.sums = blocks + t / strips * bytes_block + j0 * kernel.acc_size;
             if (may_flush(least_a, kernel.streams[kFast][m](g))) kernel.streams[kExact][m](g);
         });
         constexpr int64_t kColumns = 2048, kEnough = 1 << 20; // bytes: worth several threads

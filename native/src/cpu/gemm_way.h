@@ -184,14 +184,6 @@ struct Gemm {
         }
         return count;
     }
-    /** Columns of C in a task: `count`, and in the first one the head, too; none, or less, in those beyond the last. */
-    struct TaskColumns {
-        int64_t from, count, head;
-    };
-    TaskColumns columns_of(int64_t task, int64_t count, int64_t head) const {
-        if (task == 0) return {0, std::min(count + head, n), head};
-        return {task * count + head, std::min(count, n - task * count - head), 0};
-    }
     int64_t units(int64_t depth) const { return ceil_div(depth, kernel.unit_k); }
     double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
     int64_t k_blocks() const { return ceil_div(k, block_k); }

@@ -2,6 +2,7 @@
 #pragma once
 #include <vector>
 
+#include "cpu/caches.h"
 #include "cpu/row_loop.h"
 
 namespace infini {
@@ -85,14 +86,6 @@ RowLoop<N> loops_without(const InfiniOperand *operands, uint32_t dims) {
     }
     return RowLoop<N>(rest);
 }
-
-/** A dimension of n in strips of at most `step`; before the second one begins, `head` more, so that it begins at a cache line. */
-struct Strips {
-    int64_t n, step, head;
-    int64_t count() const { return n == 0 ? 0 : std::max<int64_t>((n - head - 1) / step + 1, 1); }
-    int64_t begin(int64_t i) const { return i == 0 ? 0 : head + i * step; }
-    int64_t size(int64_t i) const { return std::min(head + (i + 1) * step, n) - begin(i); }
-};
 
 /** Tiles of at most tile_rows x tile_cols of `rows` x `cols` for every position of `outer`, by as many threads as they are
  *  worth: tile(byte offsets of the operands there, row, number of rows, col, number of cols). The first are longer by the heads. */
