@@ -1,5 +1,5 @@
 /* The layout planner against brute force: extents, reduction and both overlap questions on small random layouts, where every
- * element can be listed; and the sizes at which arithmetic would overflow. */
+ * element can be listed; and the sizes at which arithmetic would overflow. The strips that a dimension is shared out in. */
 #include <algorithm>
 #include <climits>
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include "check.h"
 #include "core/dtype.h"
 #include "core/layout.h"
+#include "cpu/caches.h"
 
 using namespace infini;
 
@@ -178,6 +179,23 @@ void test_search() {
     CHECK(same_layout(hard, copy));
 }
 
+/** One after the other to the last element, none empty, each but the first beginning whole steps behind the head. */
+void test_strips() {
+    for (int64_t n = 0; n < 200; ++n)
+        for (const int64_t step : {16, 32, 64})
+            for (int64_t head = 0; head < 64; ++head) {
+                const Strips strips{n, step, head};
+                int64_t at = 0;
+                for (int64_t i = 0; i < strips.count(); ++i) {
+                    CHECK(strips.begin(i) == at && strips.size(i) > 0);
+                    CHECK(i == 0 || (at - head) % step == 0);
+                    CHECK(strips.head_of(i) <= strips.size(i) && (i == 0 || strips.head_of(i) == 0));
+                    at += strips.size(i);
+                }
+                CHECK(at == n);
+            }
+}
+
 } // namespace
 
 int main() {
@@ -186,5 +204,6 @@ int main() {
     test_reduce();
     test_make_operand();
     test_search();
+    test_strips();
     return check::summary();
 }

@@ -19,7 +19,7 @@ struct Strips {
     int64_t count() const { return n == 0 ? 0 : std::max<int64_t>((n - head - 1) / step + 1, 1); }
     int64_t begin(int64_t i) const { return i == 0 ? 0 : head + i * step; }
     int64_t size(int64_t i) const { return std::min(head + (i + 1) * step, n) - begin(i); }
-    int64_t head_of(int64_t i) const { return i == 0 ? head : 0; }
+    int64_t head_of(int64_t i) const { return i == 0 ? std::min(head, n) : 0; }
 };
 
 /** Bytes of a CPU's second-level cache. The environment variable INFINIOP_L2_BYTES, read once, sets another number. */
