@@ -164,9 +164,14 @@ constexpr void fill_multiply(GemmKernel &kernel) {
 template <class T, int Exactness, int R>
 constexpr void fill_in_place(GemmKernel &kernel) {
     kernel.rows[Exactness][R] = gemm_rows<T, Exactness, R>;
+    if constexpr (R > 1) fill_in_place<T, Exactness, R - 1>(kernel);
+}
+
+template <class T, int Exactness, int R>
+constexpr void fill_columns(GemmKernel &kernel) {
     if constexpr (R > 1) {
         kernel.columns[Exactness][R] = gemm_columns<T, Exactness, R>;
-        fill_in_place<T, Exactness, R - 1>(kernel);
+        fill_columns<T, Exactness, R - 1>(kernel);
     } else {
         kernel.columns[Exactness][R] = gemv<T, Exactness>;
     }
@@ -187,33 +192,15 @@ constexpr void fill_steps(GemmKernel &kernel) {
     if constexpr (R > kStepsLeastRows) fill_steps<T, R - 1>(kernel);
 }
 
-/** Fewer rows gain nothing. */
-constexpr int kPackedColumnsLeastRows = 9;
-
-template <class T, int R>
-constexpr void fill_packed_columns(GemmKernel &kernel) {
-    kernel.packed_columns[R] = gemm_packed_columns<T, R>;
-    if constexpr (R > kPackedColumnsLeastRows) fill_packed_columns<T, R - 1>(kernel);
-}
-
 template <class T, int Exactness>
 constexpr void fill_products(GemmKernel &kernel) {
     fill_multiply<T, Exactness, kGemmRows>(kernel);
     // With a large second-level cache, K blocks in place are soon faster; units of two rows bring more rows at a time.
     fill_streams<T, Exactness, kSmallL2 ? kHeldRows : 2 * Units<T>::kDepth>(kernel);
     if constexpr (kManyRegisters && Units<T>::kDepth == 1) fill_steps<T, kStepsRows>(kernel);
-    if constexpr (kManyRegisters && sizeof(T) == sizeof(typename Units<T>::Unit))
-        fill_packed_columns<T, kStepsGroup>(kernel);
     fill_in_place<T, Exactness, kInPlaceMaxRows>(kernel);
+    fill_columns<T, Exactness, kColumnsRows>(kernel);
 }
-
-/** Twice where it takes few instructions to transpose and convert a line once more. */
-template <class T>
-constexpr int kColumnsMaxRows = kInPlaceMaxRows;
-#if defined(__AVX512F__) && !defined(__AVX512BF16__)
-template <>
-constexpr int kColumnsMaxRows<bf16> = 2 * kInPlaceMaxRows;
-#endif
 
 template <class T>
 constexpr GemmKernel gemm_kernel() {
@@ -221,9 +208,10 @@ constexpr GemmKernel gemm_kernel() {
     GemmKernel kernel{kGemmRows,
                       2 * U::Sums::N,
                       kInPlaceMaxRows,
-                      kColumnsMaxRows<T>,
+                      kColumnsRows,
                       sizeof(typename U::Unit),
                       U::kDepth,
+                      kLineKernels,
                       kSmallL2,
                       gemm_pack<T>,
                       {},
@@ -232,16 +220,16 @@ constexpr GemmKernel gemm_kernel() {
                       {},
                       {},
                       {},
-                      {},
                       gemm_store<T>};
     fill_products<T, kFast>(kernel);
-    if constexpr (U::kFlush)
+    if constexpr (U::kFlush) {
         fill_products<T, kExact>(kernel);
-    else
+    } else {
         for (int r = 0; r <= kGemmMaxRows; ++r) {
             kernel.multiply[kExact][r] = kernel.multiply[kFast][r];
             kernel.rows[kExact][r] = kernel.rows[kFast][r];
-            kernel.columns[kExact][r] = kernel.columns[kFast][r];
         }
+        for (int r = 0; r <= kColumnsMaxRows; ++r) kernel.columns[kExact][r] = kernel.columns[kFast][r];
+    }
     return kernel;
 }

@@ -1,8 +1,8 @@
 /* gemm in place: B is multiplied where it lies, in tasks that need nothing of each other. F32 and F64 where the rows of B and of A are
  * contiguous and B stays in the second-level cache; every dtype where A has few rows, or not many and K is short. A is not
- * packed either, unless it must be converted. Where there is more of B than the cache holds, few rows of A are multiplied by
- * short blocks of K, and very few, or up to 32 with AVX-512, by long runs of some of B's rows; one row by some
- * columns of B over all of K (gemv.inl). */
+ * packed either, unless it must be converted, or has several rows that are multiplied by columns of B with AVX-512. Where there is
+ * more of B than the cache holds, few rows of A are multiplied by short blocks of K, and very few, or up to 32 with AVX-512, by long
+ * runs of some of B's rows. Columns of B are multiplied over all of K (gemm_lines.inl, gemv.inl). */
 #include "cpu/gemm_way.h"
 #include "cpu/thread_pool.h"
 
@@ -33,7 +33,7 @@ constexpr int64_t kInPlaceShortRun = 4096; // 2048 or 1024 in a smaller cache
 constexpr int64_t kColumnsNearB = 4 << 20, kColumnsNearBOfHalves = 16 << 20, kColumnsNearBSmallL2 = 512 * 1024;
 constexpr int64_t kColumnsFarB = 16 << 20; // from which on they come from memory, and are fetched earlier
 constexpr int64_t kRowsNearB = 1024 * 1024;
-constexpr int64_t kPackedColumnsB = 2 << 20; // bytes of B from which on A is packed for its columns
+constexpr int64_t kPackedColumns = 1536 * 1024; // bytes of B, times rows of A, from which on packing these pays
 constexpr int64_t kInPlaceCrowdedEvery = 4096;
 /* Bytes of B from which on more rows are streamed (gemm_steps), of a row of B that each thread has then, and from one row of B to the
  * next, up to which two groups of rows of A gain nothing. */
@@ -48,9 +48,8 @@ constexpr int64_t kHeldRowsUncrowded = 4; // from more rows on, short steps are 
 
 struct InPlace final : Way {
     bool by_rows;           // which dimension of B is contiguous
-    bool packs_a;           // it must be converted, or that is what the kernel reads
+    bool packs_a;           // it must be converted, or that is what the kernel reads fastest
     bool streams, in_steps; // by long runs of a few of its rows, with some of A in registers or with A packed
-    bool packed_columns;    // of B, for all rows of A at once
     bool shares_k;          // threads have K blocks each, so that they too read B in its own order
     bool fetches;           // B of the tasks that follow, which comes from far away
     int64_t step;           // rows of B that are multiplied before the next ones
@@ -71,7 +70,7 @@ struct InPlace final : Way {
 
     static bool applies(const Gemm &g) {
         if (g.b.col != 1 || g.n == 1)
-            return g.b.row == 1 && (g.m <= g.kernel.columns_rows || has_packed_columns(g)) && a_fits(g);
+            return g.b.row == 1 && (g.m <= g.kernel.in_place_rows || packs_for_columns(g)) && a_fits(g);
         if (holds(g) || has_steps(g)) return a_fits(g);
         // Elements are converted at each use, by each group of rows: worth it where packing costs more.
         const bool packs = converts(g) && g.can_pack_rows() && !g.b_is_in_memory();
@@ -103,9 +102,10 @@ struct InPlace final : Way {
         return g.m <= kStepsRows && g.kernel.steps[g.m] != nullptr && g.n > kStepsB / g.size / g.k &&
                g.k <= kFewRowsOfA / g.m && groups_find_b(g);
     }
-    static bool has_packed_columns(const Gemm &g) {
-        return g.m <= kStepsGroup && g.kernel.packed_columns[g.m] != nullptr && g.n > kPackedColumnsB / g.size / g.k &&
-               g.k <= kFewRowsOfA / g.m;
+    static bool packs_for_columns(const Gemm &g) {
+        const int64_t most = g.kernel.unit_k == 1 ? kInPlaceFewRows : g.kernel.columns_rows; // measured
+        if (!g.kernel.packs_for_columns || g.m == 1 || g.m > most || g.k > kFewRowsOfA / g.m) return false;
+        return g.m > g.kernel.in_place_rows || g.n > kPackedColumns / g.size / g.m / g.k;
     }
     /** Does a second group of rows find what the first has read of B? Rows of B that are near each other do as well in short steps. */
     static bool groups_find_b(const Gemm &g) {
@@ -122,8 +122,7 @@ struct InPlace final : Way {
         // Narrower columns are faster in short steps.
         in_steps = by_rows && has_steps(*this) && n >= kStepsLeastRun / size * threads;
         streams = by_rows && (in_steps || holds(*this));
-        packed_columns = !by_rows && has_packed_columns(*this);
-        packs_a |= in_steps || packed_columns;
+        packs_a |= in_steps || (!by_rows && packs_for_columns(*this));
         const bool short_steps = by_rows && !streams && m <= kInPlaceFewRows && far_b(*this);
         const bool gemv = !by_rows && m == 1, two_sums = gemv && size == sizeof(float); // see sum_columns()
         const int64_t near = by_rows                            ? kRowsNearB
@@ -133,8 +132,8 @@ struct InPlace final : Way {
         fetches = !short_steps && n > near / size / k;
         step = short_steps           ? kInPlaceShortStep
                : by_rows && !streams ? std::min(kInPlaceStep, block_k)
-               : gemv                ? k
-                                     : block_k;
+               : by_rows             ? block_k
+                                     : k;
         const bool one_group = m <= kernel.in_place_rows; // has no use for B in the cache once it is multiplied
         int64_t run = short_steps && !kernel.has_small_l2                 ? kInPlaceShortRun
                       : m > kInPlaceFewRows || (short_steps && one_group) ? kInPlaceRun
@@ -298,8 +297,8 @@ struct InPlace final : Way {
 
     Groups groups_of(int64_t rows) const {
         // A task has few rows, and dividing large numbers takes longer.
-        const int count =
-            streams || packed_columns ? 1 : static_cast<int>(rows + kernel.in_place_rows - 1) / kernel.in_place_rows;
+        const int most = by_rows ? kernel.in_place_rows : kernel.columns_rows;
+        const int count = streams ? 1 : (static_cast<int>(rows) + most - 1) / most;
         return {count, static_cast<int>(rows) / count, static_cast<int>(rows) % count};
     }
 
@@ -329,11 +328,10 @@ struct InPlace final : Way {
     }
 
     int multiply(const Run &r, const Task &t, int exactness, bool to_c) const {
-        const GemmInPlaceKernel *const kernels = in_steps         ? kernel.steps // no units that flush have them
-                                                 : streams        ? kernel.streams[exactness]
-                                                 : by_rows        ? kernel.rows[exactness]
-                                                 : packed_columns ? kernel.packed_columns
-                                                                  : kernel.columns[exactness];
+        const GemmInPlaceKernel *const kernels = in_steps  ? kernel.steps // no units that flush have them
+                                                 : streams ? kernel.streams[exactness]
+                                                 : by_rows ? kernel.rows[exactness]
+                                                           : kernel.columns[exactness];
         int least = kLeastOfNothing;
         const auto [groups, low, taller] = t.m == task_m ? whole : groups_of(t.m);
         const int64_t shift = before_sums(t.head) * kernel.acc_size;

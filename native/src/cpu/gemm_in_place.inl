@@ -442,121 +442,88 @@ INFINI_INLINE int64_t until_line(const T *b, int64_t stride) {
     return elements % Units<T>::kDepth == 0 ? elements : 0;
 }
 
-/** N columns of B, contiguous in k, or the first n < N: N x N blocks are transposed in registers and used at once. Of packed A, whose
- *  elements lie side by side, more rows are multiplied than there is room for beside such a block, which is in memory then. */
-template <class T, int Exactness, int R, bool Whole, bool Packed>
+/** N columns of B, contiguous in k, or the first n < N: N x N blocks are transposed in registers and used at once. */
+template <class T, int Exactness, int R, bool Whole>
 INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, typename Units<T>::Least &least) {
     using U = Units<T>;
     using V = typename U::Sums;
     constexpr int N = V::N;
-    constexpr int64_t kBlock = int64_t{N} * U::kDepth;
+    constexpr int64_t kSquare = int64_t{N} * U::kDepth, kBlock = kGemmBlockUnits * U::kDepth;
     const T *b = static_cast<const T *>(g.b) + j * g.b_stride;
     const auto *a = static_cast<const typename U::Unit *>(g.a);
     ColumnFetch<T> fetch(b, g.kc, g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead) + j * g.b_stride,
                          g.far_b);
-    V sums[R][1];
+    V sums[R][1], all[R][1];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) sums[r][0] = zero(V{});
-    const auto block = [&](int64_t left) INFINI_INLINE_LAMBDA {
+    for (int r = 0; r < R; ++r) all[r][0] = zero(V{});
+    const auto square = [&](int64_t left) INFINI_INLINE_LAMBDA {
         V x[N];
-        fetch.template some<N>(g.b_stride, kBlock);
+        fetch.template some<N>(g.b_stride, kSquare);
 #pragma GCC unroll 16
         for (int i = 0; i < N; ++i) x[i] = Whole || i < n ? U::along_k(b + i * g.b_stride, left, least) : zero(V{});
         transpose(x);
-        if constexpr (Packed) {
-            alignas(kLine) typename V::Scalar buffer[N * N];
 #pragma GCC unroll 16
-            for (int u = 0; u < N; ++u) store(buffer + u * N, x[u]);
-            const auto *const lines = opaque(static_cast<const typename V::Scalar *>(buffer));
+        for (int u = 0; u < N; ++u) {
+            if (u * U::kDepth >= left) break;
 #pragma GCC unroll 16
-            for (int u = 0; u < N; ++u) {
-                if (u >= left) break;
-                const V line = load(lines + u * N);
-#pragma GCC unroll 16
-                for (int r = 0; r < R; ++r) sums[r][0] = fma(broadcast(a[u * R + r]), line, sums[r][0]);
-            }
-            a += left * R;
-        } else {
-#pragma GCC unroll 16
-            for (int u = 0; u < N; ++u) {
-                if (u * U::kDepth >= left) break;
-#pragma GCC unroll 16
-                for (int r = 0; r < R; ++r)
-                    sums[r][0] =
-                        multiply_add<Exactness>(broadcast(a[r * g.a_row + u * g.a_unit]), U::vector(x[u]), sums[r][0]);
-            }
-            a += (left + U::kDepth - 1) / U::kDepth * g.a_unit;
+            for (int r = 0; r < R; ++r)
+                sums[r][0] =
+                    multiply_add<Exactness>(broadcast(a[r * g.a_row + u * g.a_unit]), U::vector(x[u]), sums[r][0]);
         }
+        a += (left + U::kDepth - 1) / U::kDepth * g.a_unit;
         b += left;
     };
-    const int64_t head = until_line(b, g.b_stride) % kBlock;
-    int64_t part = head < g.kc ? head : g.kc, k = 0;
-    if constexpr (Whole) {
-        for (; k < g.kc; part = g.kc - k) {
-            if (part > 0) block(part);
-            for (k += part; k + kBlock <= g.kc; k += kBlock) block(kBlock);
+    for (int64_t k0 = 0; k0 < g.kc; k0 += kBlock) {
+        const int64_t here = kBlock < g.kc - k0 ? kBlock : g.kc - k0, head = until_line(b, g.b_stride) % kSquare;
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) sums[r][0] = zero(V{});
+        int64_t part = head < here ? head : here, k = 0;
+        if constexpr (Whole) {
+            for (; k < here; part = here - k) {
+                if (part > 0) square(part);
+                for (k += part; k + kSquare <= here; k += kSquare) square(kSquare);
+            }
+        } else { // once per task: less code
+            for (; k < here; k += part, part = kSquare < here - k ? kSquare : here - k)
+                if (part > 0) square(part);
         }
-    } else { // once per task: less code
-        for (; k < g.kc; k += part, part = kBlock < g.kc - k ? kBlock : g.kc - k)
-            if (part > 0) block(part);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) all[r][0] = k0 == 0 ? sums[r][0] : all[r][0] + sums[r][0];
     }
-    finish_in_place<T, R, 1>(g, j, n, sums);
+    finish_in_place<T, R, 1>(g, j, n, all);
 }
 
 #include "cpu/gemm_lines.inl"
 
-#if defined(__AVX512F__) && !defined(__AVX512BF16__)
-/** The columns of g by cache lines, as far as there are enough of them, and lines. Returns how many that were. */
-template <class T, int R>
-INFINI_INLINE int64_t columns_by_lines(const GemmInPlace &g) {
-    using P = LineProduct<T, R, 2>;
-    constexpr int64_t kColumns = 2 * P::N;
-    if (g.kc < kHalvesOfLine) return 0;
+/** Columns of g by cache lines, where A is packed and there are enough of them, and of lines. Returns how many that were. */
+template <class T, int Exactness, int R>
+INFINI_INLINE int64_t columns_by_lines([[maybe_unused]] const GemmInPlace &g,
+                                       [[maybe_unused]] typename Units<T>::Least &least) {
     int64_t j = 0;
-    for (; j + kColumns <= g.n; j += kColumns) {
-        ByteColumns b(static_cast<const T *>(g.b) + j * g.b_stride, g.b_stride * 2);
-        const int64_t head = until_line(static_cast<const T *>(g.b) + j * g.b_stride, g.b_stride);
-        const float *a = static_cast<const float *>(g.a);
-        alignas(kLine) typename P::Buffer buffer;
-        typename P::Sums sums;
-        P::clear(sums);
-        for (int64_t left = g.kc, part = head, lines;; part = left) { // a line's end, lines, and the beginning of one
-            left -= P::add_rest(sums, a, g.a_unit, b, part, buffer[0]);
-            if (left == 0) break;
-            if ((lines = left / kHalvesOfLine) == 0) continue;
-            left %= kHalvesOfLine;
-            LineFetch fetch(g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead) + j * g.b_stride, lines, b,
-                            kColumns, lines);
-            P::put(buffer[0], b);
-            int64_t which = 0;
-            P::add(sums, a, g.a_unit, b, lines, nullptr, buffer, which, fetch);
-            b.p += lines * kLine;
-        }
-        finish_in_place<T, R, 2>(g, j, P::N, sums);
+#if defined(__AVX512F__)
+    using U = Units<T>;
+    using V = typename U::Sums;
+    if (g.a_row != 1 || g.kc < kLine / static_cast<int64_t>(sizeof(T))) return 0;
+    const auto *const a = static_cast<const typename U::Unit *>(g.a);
+    const T *b = static_cast<const T *>(g.b), *ahead = g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead);
+    for (; j + V::N <= g.n; j += V::N, b += V::N * g.b_stride) {
+        V sums[R][1]; // two rows are chains enough: more columns at a time take longer
+        multiply_lines<T, Exactness, R, 1>(sums, a, g.a_unit, g.kc, b, g.b_stride, ahead, least);
+        finish_in_place<T, R, 1>(g, j, V::N, sums);
+        if (ahead != nullptr) ahead += V::N * g.b_stride;
     }
+#endif
     return j;
 }
-#endif
 
 template <class T, int Exactness, int R>
 int gemm_columns(const GemmInPlace &g) {
     constexpr int N = Units<T>::Sums::N;
     typename Units<T>::Least least;
-    int64_t j = 0;
-#if defined(__AVX512F__) && !defined(__AVX512BF16__)
-    if constexpr (sizeof(T) == 2) j = columns_by_lines<T, R>(g);
-#endif
-    for (; j + N <= g.n; j += N) columns_tile<T, Exactness, R, true, false>(g, j, N, least);
-    if (j < g.n) columns_tile<T, Exactness, R, false, false>(g, j, g.n - j, least);
+    int64_t j = columns_by_lines<T, Exactness, R>(g, least);
+    // Where there are lines, these take all but what is too little for them; of more rows, sums and a square would not have room.
+    if constexpr (!kLineKernels || (sizeof(T) > 2 && R <= kInPlaceMaxRows))
+        for (; j + N <= g.n; j += N) columns_tile<T, Exactness, R, true>(g, j, N, least);
+    for (; j < g.n; j += N) columns_tile<T, Exactness, R, false>(g, j, g.n - j < N ? g.n - j : N, least);
     return least.exponent();
-}
-
-template <class T, int R>
-int gemm_packed_columns(const GemmInPlace &g) {
-    constexpr int N = Units<T>::Sums::N;
-    typename Units<T>::Least least;
-    int64_t j = 0;
-    for (; j + N <= g.n; j += N) columns_tile<T, kFast, R, true, true>(g, j, N, least);
-    if (j < g.n) columns_tile<T, kFast, R, false, true>(g, j, g.n - j, least);
-    return kLeastOfNothing;
 }

@@ -135,164 +135,82 @@ INFINI_INLINE void sum_block_pairs(typename Units<T>::Sums::Scalar *to, Tiled<T>
     store(to, all);
 }
 
-/* ---- halves: by cache lines, transposed on their way to a buffer ---------------------------------------------------------- */
+/* ---- by cache lines, transposed on their way to a buffer -------------------------------------------------------------------- */
 
-#if defined(__AVX512F__) && !defined(__AVX512BF16__)
-/** to[i] = the sum of column i of Groups * N. `ahead`: as many columns of B that come next, or null. Anywhere: a cache line need not
- *  begin where they do. */
-template <class T, int Groups, bool Anywhere>
-INFINI_INLINE void sum_lines(float *to, const float *a, int64_t k, const T *b_, int64_t stride, const T *ahead) {
-    using P = LineProduct<T, 1, Groups>;
-    ByteColumns b(b_, stride * 2);
-    alignas(kLine) typename P::Buffer buffer;
-    typename P::Sums sums, all;
-    P::clear(all);
-    int64_t which = 0, split = 0; // of the line in the buffer: what belongs to the block before
-    const auto add_some = [&](int64_t from, int64_t end) INFINI_INLINE_LAMBDA {
-        const char *const line = opaque(static_cast<const char *>(buffer[which]));
-#pragma GCC unroll 1
-        for (int64_t i = from; i < end; ++i) P::multiply_one(sums, a, 1, line, i);
-    };
-    if (!Anywhere && k >= kHalvesOfLine) P::put(buffer[0], b);
-    for (int64_t left = k; left > 0;) {
-        P::clear(sums);
-        int64_t here = left < kGemmBlockUnits ? left : kGemmBlockUnits;
-        const bool first = left == k;
-        left -= here;
-        if constexpr (Anywhere) {
-            if (first) {
-                const int64_t head = until_line(b_, stride);
-                here -= P::add_rest(sums, a, 1, b, head < here ? head : here, buffer[0]);
-            } else if (split > 0) {
-                add_some(split, kHalvesOfLine);
-                here -= kHalvesOfLine - split;
-                b.p += kLine;
-            }
-            if ((first || split > 0) && here + left >= kHalvesOfLine) P::put(buffer[which], b);
-        }
-        const int64_t lines = here / kHalvesOfLine, rest = here % kHalvesOfLine;
-        const char *const end = b.p + lines * kLine, *const then = rest + left < kHalvesOfLine ? nullptr : end;
-        const void *const next = ahead == nullptr || then == nullptr ? static_cast<const void *>(ahead) : then;
-        LineFetch fetch(next, (then == nullptr ? k : rest + left) / kHalvesOfLine, b, Groups * P::N, lines);
-        P::add(sums, a, 1, b, lines, then, buffer, which, fetch);
-        b.p = end;
-        split = Anywhere && then != nullptr ? rest : 0;
-        if (split > 0)
-            add_some(0, split);
-        else
-            P::add_rest(sums, a, 1, b, rest, buffer[0]);
+#if defined(__AVX512F__)
+/** to[i] = the sum of column i of Groups * N. See multiply_lines(). */
+template <class T, int Exactness, int Groups>
+INFINI_INLINE void sum_lines(typename Units<T>::Sums::Scalar *to, const GemmInPlace &g, const T *b, const T *ahead,
+                             typename Units<T>::Least &least) {
+    using U = Units<T>;
+    typename U::Sums sums[1][Groups];
+    multiply_lines<T, Exactness, 1, Groups>(sums, static_cast<const typename U::Unit *>(g.a), g.a_unit, g.kc, b,
+                                            g.b_stride, ahead, least);
 #pragma GCC unroll 4
-        for (int i = 0; i < Groups; ++i) all[0][i] = first ? sums[0][i] : all[0][i] + sums[0][i];
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < Groups; ++i) store(to + i * P::N, all[0][i]);
+    for (int i = 0; i < Groups; ++i) store(to + i * U::Sums::N, sums[0][i]);
 }
 #elif defined(__AVX2__)
 /* They are moved before they are converted, while they are half as large, and within lanes of 16 bytes, by shuffles of whole
- * vectors. From the buffer, 16 bytes at a time are converted and multiplied: a unit of eight columns, or of four where units
- * are pairs. */
-template <class T>
-struct Piece16 {
-    using Sums = VH;
-    template <int Exactness>
-    static INFINI_INLINE Sums multiply_add(float a, const char *units, Sums sums) {
-        return fma(splat<VH>(a), load_eight(reinterpret_cast<const T *>(units)), sums);
-    }
-    static INFINI_INLINE void meet(Wide, typename Units<T>::Least &) {}
-};
+ * vectors. From the buffer, eight columns' elements are converted and multiplied at a time. */
 
-#if defined(__AVX512BF16__)
-struct VQ {
-    static constexpr int N = 4;
-    __m128 v;
-};
-INFINI_INLINE VQ zero(VQ) { return {_mm_setzero_ps()}; }
-INFINI_INLINE VQ operator+(VQ a, VQ b) { return {_mm_add_ps(a.v, b.v)}; }
-INFINI_INLINE void store(float *p, VQ x) { _mm_storeu_ps(p, x.v); }
-
-template <>
-struct Piece16<bf16> {
-    using Sums = VQ;
-    template <int Exactness>
-    static INFINI_INLINE Sums multiply_add(pair a_, const char *units, Sums sums) {
-        const __m128i a = _mm_set1_epi32(static_cast<int>(a_.bits)), b = load_bytes<__m128i>(units);
-        if constexpr (Exactness == kFast)
-            return {_mm_dpbf16_ps(sums.v, reinterpret_cast<__m128bh>(a), reinterpret_cast<__m128bh>(b))};
-        const auto first = [](__m128i x) { return _mm_castsi128_ps(_mm_slli_epi32(x, 16)); };
-        const auto second = [](__m128i x) { return _mm_castsi128_ps(_mm_and_si128(x, _mm_set1_epi32(~0xffff))); };
-        return {_mm_fmadd_ps(first(a), first(b), _mm_fmadd_ps(second(a), second(b), sums.v))};
-    }
-    static INFINI_INLINE void meet(Wide x, Units<bf16>::Least &least) { least.meet(x); }
-};
-#endif
-
-/** A cache line of each of N columns: to [unit of a lane][lane][column]. */
-template <class T, int N>
-INFINI_INLINE void transpose_line(char *to, const ByteColumns &b, int64_t first, int64_t byte,
-                                  typename Units<T>::Least &least) {
+/** A cache line of each of eight columns: to [element of a lane][lane][column]. */
+INFINI_INLINE void transpose_line(char *to, const ByteColumns &b, int64_t first, int64_t byte) {
 #pragma GCC unroll 2
     for (int64_t at = 0; at < kLine; at += sizeof(Wide)) {
-        Wide x[N];
-        b.each<N>(first, byte + at, [&](int i, const char *p) INFINI_INLINE_LAMBDA {
-            x[i] = load_bytes<Wide>(p);
-            Piece16<T>::meet(x[i], least);
-        });
-        transpose_lanes<16 / N>(x);
+        Wide x[8];
+        b.each<8>(first, byte + at, [&](int i, const char *p) INFINI_INLINE_LAMBDA { x[i] = load_bytes<Wide>(p); });
+        transpose_lanes<2>(x);
 #pragma GCC unroll 8
-        for (int i = 0; i < N; ++i) put<false>(to + i * kLine + at, x[i]);
+        for (int i = 0; i < 8; ++i) put<false>(to + i * kLine + at, x[i]);
     }
 }
-/** sums += the products of a unit with Groups of columns. */
-template <class T, int Exactness, int Groups>
-INFINI_INLINE void multiply_unit(typename Piece16<T>::Sums (&sums)[Groups], typename Units<T>::Unit a,
-                                 const char *lines) {
-#pragma GCC unroll 8
+/** sums += the products of an element of A with Groups of eight columns. */
+template <class T, int Groups>
+INFINI_INLINE void multiply_eights(VF (&sums)[Groups], float a, const char *lines) {
+#pragma GCC unroll 4
     for (int64_t group = 0; group < Groups; ++group)
-        sums[group] =
-            Piece16<T>::template multiply_add<Exactness>(a, lines + group * Piece16<T>::Sums::N * kLine, sums[group]);
+        sums[group] = fma(broadcast(a), load(reinterpret_cast<const T *>(lines + group * VF::N * kLine)), sums[group]);
 }
 
-/** to[i] = the sum of column i of Groups. k is whole units, and a line or more. `ahead`: as many columns of B that come next, or
- *  null; far: from memory. */
-template <class T, int Exactness, int Groups>
-INFINI_INLINE void sum_lines(float *to, const typename Units<T>::Unit *a, int64_t k, const T *b_, int64_t stride,
-                             const T *ahead_, bool far, typename Units<T>::Least &least) {
-    using Sums = typename Piece16<T>::Sums;
-    constexpr int64_t N = Sums::N, kUnitBytes = 16 / N, kUnits = kLine / kUnitBytes;
-    constexpr int64_t kBlockBytes = kGemmBlockUnits * kUnitBytes;
+/** to[i] = the sum of column i of Groups * N. k is a line or more. `ahead`: as many columns of B that come next, or null; far: from
+ *  memory. */
+template <class T, int Groups>
+INFINI_INLINE void sum_lines(float *to, const float *a, int64_t k, const T *b_, int64_t stride, const T *ahead_,
+                             bool far) {
+    constexpr int64_t N = VF::N, kElements = kLine / 2, kBlockBytes = kGemmBlockUnits * 2;
     const int64_t distance = (far ? 8 : 3) * kLine; // see ColumnFetch; measured with Zen 4 and Zen 3
-    const ByteColumns b(b_, stride * static_cast<int64_t>(sizeof(T)));
+    const ByteColumns b(b_, stride * 2);
     const char *const ahead = reinterpret_cast<const char *>(ahead_);
     alignas(kLine) char buffer[Groups * N * kLine];
     // Else the compiler would keep vectors that it has just stored, and take these apart.
     const char *const lines = opaque(static_cast<const char *>(buffer));
-    Sums all[Groups];
-#pragma GCC unroll 8
-    for (int i = 0; i < Groups; ++i) all[i] = zero(Sums{});
-    const int64_t end = k * static_cast<int64_t>(sizeof(T));
-    const int64_t head = until_line(b_, stride) * static_cast<int64_t>(sizeof(T));
+    VF all[Groups];
+#pragma GCC unroll 4
+    for (int i = 0; i < Groups; ++i) all[i] = zero(VF{});
+    const int64_t end = k * 2;
+    const int64_t head = until_line(b_, stride) * 2;
     int64_t at = 0, split = 0; // bytes; of the line in the buffer, what belongs to the block before
     for (int64_t block = 0; block < end; block += kBlockBytes) {
-        Sums sums[Groups];
-#pragma GCC unroll 8
-        for (int i = 0; i < Groups; ++i) sums[i] = zero(Sums{});
-        const auto some_units = [&](int64_t from, int64_t until) INFINI_INLINE_LAMBDA {
-            for (int64_t u = from / kUnitBytes; u < until / kUnitBytes; ++u, ++a)
-                multiply_unit<T, Exactness, Groups>(sums, *a, lines + u % N * kLine + u / N * 16);
+        VF sums[Groups];
+#pragma GCC unroll 4
+        for (int i = 0; i < Groups; ++i) sums[i] = zero(VF{});
+        const auto some = [&](int64_t from, int64_t until) INFINI_INLINE_LAMBDA {
+            for (int64_t i = from / 2; i < until / 2; ++i, ++a)
+                multiply_eights<T, Groups>(sums, *a, lines + i % N * kLine + i / N * 16);
         };
         const int64_t block_end = end - block < kBlockBytes ? end : block + kBlockBytes;
         if (block == 0 && head > 0) {
-            for (int i = 0; i < Groups; ++i) transpose_line<T, N>(buffer + i * N * kLine, b, i * N, 0, least);
-            some_units(0, head);
+            for (int i = 0; i < Groups; ++i) transpose_line(buffer + i * N * kLine, b, i * N, 0);
+            some(0, head);
             at = head;
         } else if (split > 0) {
-            some_units(split, kLine);
+            some(split, kLine);
             at += kLine;
         }
         for (; at + kLine <= block_end; at += kLine) {
-#pragma GCC unroll 8
+#pragma GCC unroll 4
             for (int i = 0; i < Groups; ++i) {
-                transpose_line<T, N>(buffer + i * N * kLine, b, i * N, at, least);
+                transpose_line(buffer + i * N * kLine, b, i * N, at);
                 if (ahead == nullptr) continue;
                 ByteColumns next = b;
                 next.p = at + distance < end ? b.p + distance : ahead + distance - end;
@@ -302,24 +220,24 @@ INFINI_INLINE void sum_lines(float *to, const typename Units<T>::Unit *a, int64_
                     next.each<N>(i * N, at, [](int, const char *p) INFINI_INLINE_LAMBDA { prefetch<false>(p); });
             }
             const char *lane = lines;
-            for (const auto *const a_end = a + kUnits; a < a_end; a += N, lane += 16)
+            for (const auto *const a_end = a + kElements; a < a_end; a += N, lane += 16)
 #pragma GCC unroll 8
-                for (int64_t u = 0; u < N; ++u) multiply_unit<T, Exactness, Groups>(sums, a[u], lane + u * kLine);
+                for (int64_t i = 0; i < N; ++i) multiply_eights<T, Groups>(sums, a[i], lane + i * kLine);
         }
         split = 0;
         if (at < block_end) { // of a line that goes on in the next block, or of the last one, which begins before
             const int64_t line = at + kLine <= end ? at : end - kLine;
-            for (int i = 0; i < Groups; ++i) transpose_line<T, N>(buffer + i * N * kLine, b, i * N, line, least);
-            some_units(at - line, block_end - line);
+            for (int i = 0; i < Groups; ++i) transpose_line(buffer + i * N * kLine, b, i * N, line);
+            some(at - line, block_end - line);
             if (line == at)
                 split = block_end - at;
             else
                 at = block_end;
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
         for (int i = 0; i < Groups; ++i) all[i] = block == 0 ? sums[i] : all[i] + sums[i];
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int i = 0; i < Groups; ++i) store(to + i * N, all[i]);
 }
 #endif
@@ -333,33 +251,27 @@ INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const Gemm
     using V = typename Units<T>::Sums;
     const auto *const a = static_cast<const typename Units<T>::Unit *>(g.a);
     int64_t i = 0;
-#if defined(__AVX512F__) && !defined(__AVX512BF16__)
-    if constexpr (sizeof(T) == 2) {
-        if (columns == kGemvColumns) {
-            constexpr int kGroups = kGemvColumns / V::N;
-            if (until_line(b, g.b_stride) == 0)
-                return sum_lines<T, kGroups, false>(sums, a, g.kc, b, g.b_stride, ahead);
-            return sum_lines<T, kGroups, true>(sums, a, g.kc, b, g.b_stride, ahead);
-        }
-        if (columns >= V::N) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 2)
+        if (columns >= V::N && g.kc >= kLine / 2) {
+            if (columns == kGemvColumns && !rows_meet(g.b_stride * 2))
+                return sum_lines<T, Exactness, kGemvColumns / V::N>(sums, g, b, ahead, least);
             for (; i < columns; i += V::N) {
                 i = i + V::N < columns ? i : columns - V::N;
-                sum_lines<T, 1, true>(sums + i, a, g.kc, b + i * g.b_stride, g.b_stride,
-                                      static_cast<const T *>(nullptr));
+                sum_lines<T, Exactness, 1>(sums + i, g, b + i * g.b_stride,
+                                           ahead == nullptr ? nullptr : ahead + i * g.b_stride, least);
             }
             return;
         }
-    }
 #elif defined(__AVX2__)
     if constexpr (sizeof(T) == 2) {
-        constexpr int64_t kFew = 8, kGroup = Piece16<T>::Sums::N;
-        if (columns == kGemvColumns && g.kc >= kLine / 2 && g.kc % Units<T>::kDepth == 0)
-            return sum_lines<T, Exactness, kGemvColumns / kGroup>(sums, a, g.kc, b, g.b_stride, ahead, g.far_b, least);
-        if (columns >= kFew && g.kc >= kLine / 2 && g.kc % Units<T>::kDepth == 0) {
-            for (; i < columns; i += kFew) {
-                i = i + kFew < columns ? i : columns - kFew;
-                sum_lines<T, Exactness, kFew / kGroup>(sums + i, a, g.kc, b + i * g.b_stride, g.b_stride, nullptr,
-                                                       false, least);
+        if (columns == kGemvColumns && g.kc >= kLine / 2)
+            return sum_lines<T, kGemvColumns / V::N>(sums, a, g.kc, b, g.b_stride, ahead, g.far_b);
+        if (columns >= V::N && g.kc >= kLine / 2) {
+            for (; i < columns; i += V::N) {
+                i = i + V::N < columns ? i : columns - V::N;
+                sum_lines<T, 1>(sums + i, a, g.kc, b + i * g.b_stride, g.b_stride, static_cast<const T *>(nullptr),
+                                false);
             }
             return;
         }

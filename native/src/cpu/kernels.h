@@ -101,7 +101,8 @@ constexpr int64_t kGemvColumns = 32;     // of B that a gemv multiplies at a tim
 constexpr int kHeldRows = 6;             // most of A of which registers hold some elements while B is streamed,
 constexpr int kStepsRows = 32;           // and most for which B is streamed in steps,
 constexpr int kStepsGroup = 16;          // so many at once
-constexpr int kGemmMaxRows = 12;         // of any instruction set's tile
+constexpr int kGemmMaxRows = 12;         // of any instruction set's tile,
+constexpr int kColumnsMaxRows = 16;      // and of its kernels that read columns of B where they lie
 /** Of so many rows, those that are multiplied first. */
 constexpr int steps_first(int rows) { return rows > kStepsGroup ? (rows + 1) / 2 : rows; }
 /** Do rows so many bytes apart meet in one or two sets of the first-level cache? */
@@ -141,12 +142,13 @@ using GemmInPlaceKernel = int (*)(const GemmInPlace &);
  *  exponent in it, least_of_nothing if there is none or nobody needs to know, and where may_flush() says so, the kernels of
  *  [kExact] are used, whose results are the same bits but for what would have been flushed. */
 struct GemmKernel {
-    int mr, nr;        // most rows, and columns, of the register tile
-    int in_place_rows; // most rows of the kernels that read B where it lies,
-    int columns_rows;  // and most of A for which its columns are read so, and not packed
-    int acc_size;      // bytes, and those of a unit
-    int unit_k;        // elements
-    bool has_small_l2; // is 512 KiB all that may be expected of the second-level cache? Else 1 MiB
+    int mr, nr;             // most rows, and columns, of the register tile
+    int in_place_rows;      // most rows of the kernels that read B where it lies,
+    int columns_rows;       // and of those for its columns
+    int acc_size;           // bytes, and those of a unit
+    int unit_k;             // elements
+    bool packs_for_columns; // are these faster with packed A?
+    bool has_small_l2;      // is 512 KiB all that may be expected of the second-level cache? Else 1 MiB
     /** Packs `count` rows (or columns) of depth kc into panels that are panel_stride units apart: element k of row w is
      *  src[w * stride_w + k * stride_k]; the last panel is filled up with 0. Returns the least exponent. */
     int (*pack)(void *panels, int64_t panel_stride, const void *src, int64_t stride_w, int64_t stride_k, int64_t count,
@@ -158,9 +160,7 @@ struct GemmKernel {
     GemmInPlaceKernel streams[2][kHeldRows + 1];
     /** The same for packed A: in each K block the panel of steps_first() rows, then that of the others. */
     GemmInPlaceKernel steps[kStepsRows + 1];
-    GemmInPlaceKernel columns[2][kGemmMaxRows + 1]; // b[j * b_stride + k]; that of one row takes any number of K blocks
-    /** The same for packed A; null where that is not faster. */
-    GemmInPlaceKernel packed_columns[kStepsGroup + 1];
+    GemmInPlaceKernel columns[2][kColumnsMaxRows + 1]; // b[j * b_stride + k], of any number of K blocks
     /** c[i * row_stride + j * col_stride] = alpha * sums[i * ld + j] + beta * c[...] for i < m, j < n, rounded once. c is not read
      *  when beta is 0. */
     void (*store)(void *c, int64_t row_stride, int64_t col_stride, const void *sums, int64_t ld, int64_t m, int64_t n,

@@ -2,6 +2,8 @@
 constexpr int kGemmRows = 6;    // 12 sums, 2 of B, 1 of A: 15 of 16 registers
 constexpr bool kSmallL2 = true; // Zen 3 has 512 KiB
 constexpr int kInPlaceMaxRows = 6;
+constexpr int kColumnsRows = 6;
+constexpr bool kLineKernels = false; // see gemm_lines.inl
 constexpr bool kManyRegisters = false;
 constexpr int kHeldWeights = 8; // vectors of them that rows of add_rms_norm share
 

@@ -2,6 +2,8 @@
 constexpr int kGemmRows = 12; // 24 sums, 2 of B, 1 of A; measured 8 % ahead of 14 rows, which would fit too
 constexpr bool kSmallL2 = false;
 constexpr int kInPlaceMaxRows = 8;
+constexpr int kColumnsRows = 16;
+constexpr bool kLineKernels = true;   // see gemm_lines.inl
 constexpr bool kManyRegisters = true; // of vectors: 32
 constexpr int kHeldWeights = 16;      // vectors of them that rows of add_rms_norm share
 

@@ -2,6 +2,8 @@
 constexpr int kGemmRows = 4; // 8 sums, 2 of B, 1 of A: fits the 16 registers of SSE2
 constexpr bool kSmallL2 = false;
 constexpr int kInPlaceMaxRows = 4;
+constexpr int kColumnsRows = 4;
+constexpr bool kLineKernels = false; // see gemm_lines.inl
 constexpr bool kManyRegisters = false;
 constexpr int kHeldWeights = 8; // vectors of them that rows of add_rms_norm share
 
