@@ -111,9 +111,11 @@ void run_mma() {
 
 } // namespace
 
-int main() {
-    for (const char *policy : {"fair", "greedy"}) {
-        CHECK(set_schedule(policy, 1));
+int main(int argc, char **argv) { // the schedules to try, both if none is named
+    std::vector<const char *> schedules(argv + 1, argv + argc);
+    if (schedules.empty()) schedules = {"fair", "greedy"};
+    for (const char *schedule : schedules) {
+        CHECK(set_schedule(schedule, 1));
         run_mma<MmaTile<bf16, 64, 64, 2, 2, 64, 3>, bf16>();
         run<PlainTile<double, 128, 64, 8, 8>, double>(40, 72, true);
         run<PlainTile<float, 128, 128, 8, 8>, float>(40, 72, true);
