@@ -38,10 +38,10 @@ struct LineMove {
     template <int kPart, class Meet>
     INFINI_INLINE void part(char *to, const ByteColumns &b, int64_t first, Meet &&meet) {
         if constexpr (kPart < 2) {
+            // The halves of a line right after each other: many lines may share a set of the cache.
             b.each<kColumns / 2>(first + kPart * kColumns / 2, 0, [&](int i, const char *p) INFINI_INLINE_LAMBDA {
 #pragma GCC unroll 2
-                for (int half = 0; half < 2;
-                     ++half) { // right after each other: many lines may share a set of the cache
+                for (int half = 0; half < 2; ++half) {
                     const __m256i some = load_bytes<__m256i>(p + half * 32);
                     Wide &wide = x[half][kPart][i % kLane];
                     wide = i < kLane ? _mm512_castsi256_si512(some) : _mm512_inserti64x4(wide, some, 1);
