@@ -38,6 +38,10 @@ constexpr int64_t kInPlaceCrowdedEvery = 4096;
 /* Bytes of B from which on more rows are streamed (gemm_steps), of a row of B that each thread has then, and from one row of B to the
  * next, up to which two groups of rows of A gain nothing. */
 constexpr int64_t kStepsB = 4 << 20, kStepsLeastRun = 1024, kStepsNearRows = 8 * 1024;
+/* Rows of B in a step: as many as memory delivers in long runs, or more, since sums, which have no room in the first-level cache, come
+ * and go in each, where B comes from the last-level cache or so many rows of A as these are multiplied longer than memory takes.
+ * Measured on Zen 4; what has a larger second-level cache was measured with short steps alone. */
+constexpr int64_t kStepsRowsOfB = 32, kStepsRowsOfNearB = 128, kStepsManyRows = 9;
 constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
 constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:
 constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
@@ -101,6 +105,12 @@ struct InPlace final : Way {
     static bool has_steps(const Gemm &g) {
         return g.m <= kStepsRows && g.kernel.steps[g.m] != nullptr && g.n > kStepsB / g.size / g.k &&
                g.k <= kFewRowsOfA / g.m && groups_find_b(g);
+    }
+    int64_t rows_of_a_step() const {
+        if (second_level_cache() > kStreamSmallL2) return kStepsRowsOfB;
+        const bool near = n <= kColumnsFarB / size / k, many = m >= kStepsManyRows;
+        if (many && (near || size == 2)) return block_k;
+        return near ? kStepsRowsOfNearB : kStepsRowsOfB;
     }
     static bool packs_for_columns(const Gemm &g) {
         const int64_t most = g.kernel.unit_k == 1 ? kInPlaceFewRows : g.kernel.columns_rows; // measured
@@ -174,6 +184,7 @@ struct InPlace final : Way {
         common.n = n;
         common.far_b = n > kColumnsFarB / size / k;
         common.stream_ahead = second_level_cache() <= kStreamSmallL2 ? kStreamAheadSmallL2 : kStreamAhead;
+        common.step = rows_of_a_step();
         common.ld = ld;
         common.begins = common.ends = true;
         common.c_row = c.row;

@@ -366,23 +366,23 @@ INFINI_CALLED void finish_rows(GemmInPlace g, int first) {
 template <class T, int Rows>
 int gemm_steps(const GemmInPlace &g) {
     constexpr int kFirst = steps_first(Rows), kSecond = Rows - kFirst;
-    constexpr int64_t N = Units<T>::Sums::N, kSteps = 32;
+    constexpr int64_t N = Units<T>::Sums::N;
     constexpr int64_t kChunk = 6 * N; // columns: whole tiles
     auto *const part = static_cast<typename Units<T>::Sums::Scalar *>(g.part);
     const auto *a = static_cast<const typename Units<T>::Unit *>(g.a);
     const T *b = static_cast<const T *>(g.b);
-    const int64_t n = g.n, stride = g.b_stride, ld = g.ld, kc = g.kc;
+    const int64_t n = g.n, stride = g.b_stride, ld = g.ld, kc = g.kc, step = g.step;
     const bool near = !rows_meet(stride * int64_t{sizeof(T)});
     const Fetches fetch = near ? kFetchNear : kFetchFar;
     const int64_t ahead = (near ? 256 : 1024) / int64_t{sizeof(T)}; // whole vectors
     const int64_t head = g.head; // of columns; from near_end on it is the next rows' beginning
     const int64_t near_end = head + (n > head + ahead ? (n - head - ahead) / N * N : 0);
-    for (int64_t k = 0; k < kc; k += kSteps, b += kSteps * stride) {
-        const int64_t steps = kc - k < kSteps ? kc - k : kSteps;
+    for (int64_t k = 0; k < kc; k += step, b += step * stride) {
+        const int64_t steps = kc - k < step ? kc - k : step;
         for (int64_t j = 0, end; j < n; j = end) {
             const int64_t part_end = j < head ? head : j < near_end ? near_end : n;
             end = kSecond > 0 && part_end - j > kChunk ? j + kChunk : part_end;
-            step_columns<T, kFirst>(a + k * kFirst, b, stride, fetch, j < near_end ? ahead : kSteps * stride - near_end,
+            step_columns<T, kFirst>(a + k * kFirst, b, stride, fetch, j < near_end ? ahead : step * stride - near_end,
                                     steps, j, end, part, ld, k == 0);
             if constexpr (kSecond > 0)
                 step_columns<T, kSecond>(a + kFirst * kGemmBlockUnits + k * kSecond, b, stride, kFetchNone, 0, steps, j,

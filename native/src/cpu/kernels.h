@@ -127,6 +127,7 @@ struct GemmInPlace {
     int64_t head;         // columns that `streams` and `steps` multiply apart: the others begin at cache lines of B
     GemmFetch *fetch;     // by the kernels of `rows`, in place of `ahead`; or null
     int64_t stream_ahead; // bytes of each row of B that `streams` for one row or two fetches beyond what it multiplies
+    int64_t step;         // rows of B that `steps` takes at a time
     void *c;              // where the result goes, its columns contiguous; null: to sums
     int64_t c_row;
     float alpha, beta; // of c
