@@ -38,10 +38,10 @@ constexpr int64_t kInPlaceCrowdedEvery = 4096;
 /* Bytes of B from which on more rows are streamed (gemm_steps), of a row of B that each thread has then, and from one row of B to the
  * next, up to which two groups of rows of A gain nothing. */
 constexpr int64_t kStepsB = 4 << 20, kStepsLeastRun = 1024, kStepsNearRows = 8 * 1024;
-/* Rows of B in a step: as many as memory delivers in long runs, or more, since sums, which have no room in the first-level cache, come
- * and go in each, where B comes from the last-level cache or so many rows of A as these are multiplied longer than memory takes.
- * Measured on Zen 4; what has a larger second-level cache was measured with short steps alone. */
-constexpr int64_t kStepsRowsOfB = 32, kStepsRowsOfNearB = 128, kStepsManyRows = 9;
+/* Rows of B in a step: few, as memory delivers well in long runs; or more, since sums, which have no room in the first-level cache,
+ * come and go in each, where B comes from the last-level cache, or so many rows of A (of halves fewer) are multiplied longer than
+ * memory takes. Measured on Zen 4; of processors with a larger second-level cache, short steps alone were. */
+constexpr int64_t kStepsRowsOfB = 32, kStepsRowsOfNearB = 128, kStepsManyHalves = 9, kStepsMany = 28;
 constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
 constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:
 constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
@@ -107,20 +107,23 @@ struct InPlace final : Way {
                g.k <= kFewRowsOfA / g.m && groups_find_b(g);
     }
     int64_t rows_of_a_step() const {
-        if (second_level_cache() > kStreamSmallL2) return kStepsRowsOfB;
-        const bool near = n <= kColumnsFarB / size / k, many = m >= kStepsManyRows;
-        if (many && (near || size == 2)) return block_k;
+        if (!may_have_long_steps()) return kStepsRowsOfB;
+        const bool near = n <= kColumnsFarB / size / k;
+        if (m >= (near || size == 2 ? kStepsManyHalves : kStepsMany)) return block_k;
         return near ? kStepsRowsOfNearB : kStepsRowsOfB;
     }
+    static bool may_have_long_steps() { return second_level_cache() <= kStreamSmallL2; }
     static bool packs_for_columns(const Gemm &g) {
         const int64_t most = g.kernel.unit_k == 1 ? kInPlaceFewRows : g.kernel.columns_rows; // measured
         if (!g.kernel.packs_for_columns || g.m == 1 || g.m > most || g.k > kFewRowsOfA / g.m) return false;
         return g.m > g.kernel.in_place_rows || g.n > kPackedColumns / g.size / g.m / g.k;
     }
-    /** Does a second group of rows find what the first has read of B? Rows of B that are near each other do as well in short steps. */
+    /** Does a second group of rows find what the first has read of B? Rows of B that are near each other do as well in short steps,
+     *  but less well than in long ones, and these less well than halves that are packed. */
     static bool groups_find_b(const Gemm &g) {
         const int64_t row = std::abs(g.b.row) * g.size;
-        return g.m <= kStepsGroup || (row > kStepsNearRows && !rows_meet(row));
+        if (g.m <= kStepsGroup || (row > kStepsNearRows && !rows_meet(row))) return true;
+        return may_have_long_steps() && g.m >= kStepsMany && (!converts(g) || g.b_is_in_memory());
     }
     static bool converts(const Gemm &g) { return g.size != g.kernel.acc_size; }
     /** May A be packed as a whole? K alone can be as long as 0 strides allow. */
