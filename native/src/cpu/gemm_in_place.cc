@@ -40,8 +40,8 @@ constexpr int64_t kInPlaceCrowdedEvery = 4096;
 constexpr int64_t kStepsB = 4 << 20, kStepsLeastRun = 1024, kStepsNearRows = 8 * 1024;
 /* Rows of B in a step: few, as memory delivers well in long runs; or more, since sums, which have no room in the first-level cache,
  * come and go in each, where B comes from the last-level cache, or so many rows of A (of halves fewer) are multiplied longer than
- * memory takes. Measured on Zen 4; of processors with a larger second-level cache, short steps alone were. */
-constexpr int64_t kStepsRowsOfB = 32, kStepsRowsOfNearB = 128, kStepsManyHalves = 9, kStepsMany = 28;
+ * memory takes. Measured on Zen 4; of processors with a larger second-level cache, steps of one length alone were. */
+constexpr int64_t kStep = 32, kStepFar = 24, kStepNear = 128, kStepManyHalves = 9, kStepMany = 28;
 constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
 constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:
 constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
@@ -106,11 +106,10 @@ struct InPlace final : Way {
         return g.m <= kStepsRows && g.kernel.steps[g.m] != nullptr && g.n > kStepsB / g.size / g.k &&
                g.k <= kFewRowsOfA / g.m && groups_find_b(g);
     }
-    int64_t rows_of_a_step() const {
-        if (!may_have_long_steps()) return kStepsRowsOfB;
-        const bool near = n <= kColumnsFarB / size / k;
-        if (m >= (near || size == 2 ? kStepsManyHalves : kStepsMany)) return block_k;
-        return near ? kStepsRowsOfNearB : kStepsRowsOfB;
+    void set_step() {
+        const bool near = n <= kColumnsFarB / size / k, many = m >= (near || size == 2 ? kStepManyHalves : kStepMany);
+        common.step = !may_have_long_steps() ? kStep : many ? block_k : near ? kStepNear : kStepFar;
+        common.step_far = common.step == kStepFar || rows_meet(std::abs(b.row) * size);
     }
     static bool may_have_long_steps() { return second_level_cache() <= kStreamSmallL2; }
     static bool packs_for_columns(const Gemm &g) {
@@ -123,7 +122,7 @@ struct InPlace final : Way {
     static bool groups_find_b(const Gemm &g) {
         const int64_t row = std::abs(g.b.row) * g.size;
         if (g.m <= kStepsGroup || (row > kStepsNearRows && !rows_meet(row))) return true;
-        return may_have_long_steps() && g.m >= kStepsMany && (!converts(g) || g.b_is_in_memory());
+        return may_have_long_steps() && g.m >= kStepMany && (!converts(g) || g.b_is_in_memory());
     }
     static bool converts(const Gemm &g) { return g.size != g.kernel.acc_size; }
     /** May A be packed as a whole? K alone can be as long as 0 strides allow. */
@@ -187,7 +186,7 @@ struct InPlace final : Way {
         common.n = n;
         common.far_b = n > kColumnsFarB / size / k;
         common.stream_ahead = second_level_cache() <= kStreamSmallL2 ? kStreamAheadSmallL2 : kStreamAhead;
-        common.step = rows_of_a_step();
+        set_step();
         common.ld = ld;
         common.begins = common.ends = true;
         common.c_row = c.row;

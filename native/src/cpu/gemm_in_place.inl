@@ -372,9 +372,8 @@ int gemm_steps(const GemmInPlace &g) {
     const auto *a = static_cast<const typename Units<T>::Unit *>(g.a);
     const T *b = static_cast<const T *>(g.b);
     const int64_t n = g.n, stride = g.b_stride, ld = g.ld, kc = g.kc, step = g.step;
-    const bool near = !rows_meet(stride * int64_t{sizeof(T)});
-    const Fetches fetch = near ? kFetchNear : kFetchFar;
-    const int64_t ahead = (near ? 256 : 1024) / int64_t{sizeof(T)}; // whole vectors
+    const Fetches fetch = g.step_far ? kFetchFar : kFetchNear;
+    const int64_t ahead = (g.step_far ? 1024 : 256) / int64_t{sizeof(T)}; // whole vectors
     const int64_t head = g.head; // of columns; from near_end on it is the next rows' beginning
     const int64_t near_end = head + (n > head + ahead ? (n - head - ahead) / N * N : 0);
     for (int64_t k = 0; k < kc; k += step, b += step * stride) {
