@@ -42,11 +42,15 @@ constexpr int64_t kStepsB = 4 << 20, kStepsLeastRun = 1024, kStepsNearRows = 8 *
  * come and go in each, where B comes from the last-level cache, or so many rows of A (of halves fewer) are multiplied longer than
  * memory takes. Measured on Zen 4; of processors with a larger second-level cache, steps of one length alone were. */
 constexpr int64_t kStep = 32, kStepFar = 24, kStepNear = 128, kStepManyHalves = 9, kStepMany = 28;
+/* Streams with small second-level caches, such as Zen 3's and Zen 4's (512 KiB and 1 MiB; a Xeon's has 2 MiB): rows of sums are longer
+ * unless B is taken in steps; threads have columns of their own, not K blocks, if their share of a row of B has so many bytes (where
+ * K blocks took up to twice as long on Zen 4, as columns did on a Xeon); and see GemmInPlace::stream_ahead: what the processor fetches
+ * from memory on its own suffers from what comes too early. */
+constexpr int64_t kStreamSmallL2 = 1 << 20, kStreamRunSmallL2 = 32 * 1024, kStreamOwnColumns = 3 * 1024;
+constexpr int64_t kStreamAheadSmallL2 = 384, kStreamAhead = 768;
 constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
 constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:
 constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
-/* GemmInPlace::stream_ahead. What Zen 3 and Zen 4 (512 KiB and 1 MiB) fetch on their own suffers from what comes too early. */
-constexpr int64_t kStreamSmallL2 = 1 << 20, kStreamAheadSmallL2 = 384, kStreamAhead = 768;
 constexpr int64_t kStreamTasks = 16; // for a thread, since one of two often falls behind with what comes from memory
 constexpr int64_t kHeldRowsUncrowded = 4; // from more rows on, short steps are faster
 
@@ -108,10 +112,11 @@ struct InPlace final : Way {
     }
     void set_step() {
         const bool near = n <= kColumnsFarB / size / k, many = m >= (near || size == 2 ? kStepManyHalves : kStepMany);
-        common.step = !may_have_long_steps() ? kStep : many ? block_k : near ? kStepNear : kStepFar;
+        common.step = !small_l2() ? kStep : many ? block_k : near ? kStepNear : kStepFar;
         common.step_far = common.step == kStepFar || rows_meet(std::abs(b.row) * size);
     }
-    static bool may_have_long_steps() { return second_level_cache() <= kStreamSmallL2; }
+    /** Is the processor's own second-level cache so small? (GemmKernel::has_small_l2 tells what its kernels were written for.) */
+    static bool small_l2() { return second_level_cache() <= kStreamSmallL2; }
     static bool packs_for_columns(const Gemm &g) {
         const int64_t most = g.kernel.unit_k == 1 ? kInPlaceFewRows : g.kernel.columns_rows; // measured
         if (!g.kernel.packs_for_columns || g.m == 1 || g.m > most || g.k > kFewRowsOfA / g.m) return false;
@@ -122,7 +127,7 @@ struct InPlace final : Way {
     static bool groups_find_b(const Gemm &g) {
         const int64_t row = std::abs(g.b.row) * g.size;
         if (g.m <= kStepsGroup || (row > kStepsNearRows && !rows_meet(row))) return true;
-        return may_have_long_steps() && g.m >= kStepMany && (!converts(g) || g.b_is_in_memory());
+        return small_l2() && g.m >= kStepMany && (!converts(g) || g.b_is_in_memory());
     }
     static bool converts(const Gemm &g) { return g.size != g.kernel.acc_size; }
     /** May A be packed as a whole? K alone can be as long as 0 strides allow. */
@@ -151,11 +156,12 @@ struct InPlace final : Way {
                       : m > kInPlaceFewRows || (short_steps && one_group) ? kInPlaceRun
                                                                           : kInPlaceFewRowsRun;
         run /= size;
-        shares_k = streams && !in_steps && threads > 1 &&
+        shares_k = streams && !in_steps && threads > 1 && (!small_l2() || n < kStreamOwnColumns / size * threads) &&
                    k_blocks() >= threads && // and few: K may be as long as 0 strides allow
                    k_blocks() <= kStreamMostSums / acc_bytes(m * (n + nr));
         if (streams) { // equal shares, as many for each thread
-            const int64_t sharers = shares_k ? 1 : threads, round = sharers * kStreamRun / kernel.acc_size;
+            const int64_t most = small_l2() && !in_steps ? kStreamRunSmallL2 : kStreamRun;
+            const int64_t sharers = shares_k ? 1 : threads, round = sharers * most / kernel.acc_size;
             run = ceil_div(n, sharers * std::max<int64_t>((n + round / 2) / round, 1));
             while (shares_k && k_blocks() * ceil_div(n, run) < kStreamTasks * threads && run * size > kStreamLeastRun)
                 run = ceil_div(run, 2);
@@ -185,7 +191,7 @@ struct InPlace final : Way {
         common.b_stride = by_rows ? b.row : b.col;
         common.n = n;
         common.far_b = n > kColumnsFarB / size / k;
-        common.stream_ahead = second_level_cache() <= kStreamSmallL2 ? kStreamAheadSmallL2 : kStreamAhead;
+        common.stream_ahead = small_l2() && common.far_b ? kStreamAheadSmallL2 : kStreamAhead;
         set_step();
         common.ld = ld;
         common.begins = common.ends = true;
