@@ -35,9 +35,9 @@ def _needed_beside_this(isa: str) -> None:
         pytest.skip(f"{isa} is not of this machine, or what all tests run on, {infiniop_py.cpu_isa()}")
 
 
-def _differs_in_bf16_alone(isa: str) -> bool:
-    """From what all tests run on."""
-    return {isa, infiniop_py.cpu_isa()} == {"avx512", "avx512_bf16"}
+def _dtype_that_differs(isa: str) -> str:
+    """From what all tests run on: "all", or the one that has kernels of its own."""
+    return "bf16" if {isa, infiniop_py.cpu_isa()} == {"avx512", "avx512_bf16"} else "all"
 
 
 def _canonical(x: Array) -> Array:
@@ -62,18 +62,21 @@ ROWS: dict[str, Callable[[cases.Case], bool]] = {
     "all": lambda _: True,
     "table": lambda case: not _in_digests(case),
     "streamed": lambda case: not _in_digests(case) and not case.op.startswith("gemm"),
-    "table of BF16": lambda case: not _in_digests(case) and case.dtype == "bf16",
 }
 
 
-def check(rows: str) -> None:
+def _of(dtype: str, case: cases.Case) -> bool:
+    return dtype in ("all", case.dtype)
+
+
+def check(rows: str, dtype: str) -> None:
     """Runs them without pytest, which takes longer for a row than the row does; prints how many are right.
 
     With two threads alone: reliability/test_determinism.py asks each set for the same bits with any number.
     """
     right = 0
     for name, case in cases.CASES.items():
-        if ROWS[rows](case):
+        if ROWS[rows](case) and _of(dtype, case):
             try:
                 cases.run(case, infiniop_py.set_num_threads, threads=(2,))
             except BaseException:
@@ -83,11 +86,11 @@ def check(rows: str) -> None:
     print(right)
 
 
-def digests() -> dict[str, str]:
+def digests(dtype: str) -> dict[str, str]:
     """A hash of the outputs that must be the same everywhere, by row. Nothing else may have been written."""
     result = {}
     for name, case in cases.CASES.items():
-        if not _in_digests(case) and (case.op != "add_rms_norm" or case.edge):
+        if not _of(dtype, case) or (not _in_digests(case) and (case.op != "add_rms_norm" or case.edge)):
             continue
         operands = cases.build(case)
         initial = {key: operand.view.copy() for key, operand in operands.items()}
@@ -105,15 +108,22 @@ def digests() -> dict[str, str]:
 
 _PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
 _TESTS = {
-    "operators": ("test_ops.py", "-k", "not test_case"),
-    "rounding": ("reliability/test_rounding.py",),
-    "special_values": ("reliability/test_special_values.py",),
-    "gemm_epilogue": ("abi/test_gemm_epilogue.py",),
+    "operators": ("test_ops.py", "not test_case"),
+    "rounding": ("reliability/test_rounding.py", ""),
+    "special_values": ("reliability/test_special_values.py", ""),
+    "gemm_epilogue": ("abi/test_gemm_epilogue.py", ""),
 }
 
 
-def _checking(rows: str) -> tuple[str, ...]:
-    return ("-X", "faulthandler", "-c", f"import test_isa; test_isa.check({rows!r})")
+def _pytest(isa: str, file: str, chosen: str) -> tuple[str, ...]:
+    dtype = _dtype_that_differs(isa)
+    chosen = " and ".join(f"({part})" for part in (chosen, dtype.replace("all", "")) if part)
+    return (*_PYTEST, str(TESTS / file), "-k", chosen)
+
+
+def _checking(rows: str, isa: str) -> tuple[str, ...]:
+    script = f"import test_isa; test_isa.check({rows!r}, {_dtype_that_differs(isa)!r})"
+    return ("-X", "faulthandler", "-c", script)
 
 
 @best_only
@@ -129,8 +139,8 @@ def test_the_environment_caps_the_choice(isa: str) -> None:
 def test_table(isa: str) -> None:
     """What the digests do not cover of it."""
     _needed_beside_this(isa)
-    rows, least = ("table of BF16", 1000) if _differs_in_bf16_alone(isa) else ("table", 5000)
-    assert int(output(start(isa, *_checking(rows)))) > least
+    least = 5000 if _dtype_that_differs(isa) == "all" else 1000
+    assert int(output(start(isa, *_checking("table", isa)))) > least
 
 
 @best_only
@@ -142,23 +152,29 @@ def test_table(isa: str) -> None:
 )
 def test_other_tests(tests: str, isa: str) -> None:
     _needed_beside_this(isa)
-    file, *options = _TESTS[tests]
-    assert " passed" in output(start(isa, *_PYTEST, TESTS / file, *options))
+    assert " passed" in output(start(isa, *_pytest(isa, *_TESTS[tests])))
 
 
 @best_only
 def test_same_bits_on_every_isa() -> None:
     """And when every result is written past the caches, which else only large ones are."""
     ways = [(isa, "inf") for isa in _others()] + [(isa, "0") for isa in usable()]
-    script = "import json, test_isa; print(json.dumps(test_isa.digests()))"
+    script = "import json, test_isa; print(json.dumps(test_isa.digests({!r})))"
     children = {
-        (isa, stream_bytes): start(isa, "-c", script, INFINIOP_STREAM_BYTES=stream_bytes)
+        (isa, stream_bytes): start(
+            isa, "-c", script.format(_dtype_that_differs(isa)), INFINIOP_STREAM_BYTES=stream_bytes
+        )
         for isa, stream_bytes in ways
     }
-    expected = digests()
+    expected = digests("all")
     for way, child in children.items():
         got = json.loads(output(child))
-        different = [name for name in expected if got.get(name) != expected[name]]
+        assert len(got) > (0.9 if _dtype_that_differs(way[0]) == "all" else 0.05) * len(expected)
+        different = [
+            name
+            for name in expected
+            if _of(_dtype_that_differs(way[0]), cases.CASES[name]) and got.get(name) != expected[name]
+        ]
         assert not different, (
             f"{way} and {infiniop_py.cpu_isa()} differ in {len(different)} rows: {different[:5]}"
         )
@@ -169,7 +185,8 @@ def test_same_bits_on_every_isa() -> None:
 def test_rows_past_the_caches(isa: str) -> None:
     """The ends of pages, and norms, whose bits may differ between the sets."""
     needed(isa)
-    assert int(output(start(isa, *_checking("streamed"), INFINIOP_STREAM_BYTES="0"))) > 1500
+    least = 1500 if _dtype_that_differs(isa) == "all" else 300
+    assert int(output(start(isa, *_checking("streamed", isa), INFINIOP_STREAM_BYTES="0"))) > least
 
 
 @best_only
@@ -177,6 +194,5 @@ def test_rows_past_the_caches(isa: str) -> None:
 def test_lines_past_the_caches(isa: str) -> None:
     """Wherever they begin."""
     needed(isa)
-    file = TESTS / "test_ops.py"
-    child = start(isa, *_PYTEST, file, "-k", "wherever or follow", INFINIOP_STREAM_BYTES="0")
-    assert " passed" in output(child)
+    options = _pytest(isa, "test_ops.py", "wherever or follow")
+    assert " passed" in output(start(isa, *options, INFINIOP_STREAM_BYTES="0"))
