@@ -111,7 +111,7 @@ struct InPlace final : Way {
                g.k <= kFewRowsOfA / g.m && groups_find_b(g);
     }
     void set_step() {
-        const bool near = n <= kColumnsFarB / size / k, many = m >= (near || size == 2 ? kStepManyHalves : kStepMany);
+        const bool near = !common.far_b, many = m >= (near || size == 2 ? kStepManyHalves : kStepMany);
         common.step = !small_l2() ? kStep : many ? block_k : near ? kStepNear : kStepFar;
         common.step_far = common.step == kStepFar || rows_meet(std::abs(b.row) * size);
     }

@@ -360,9 +360,9 @@ INFINI_CALLED void finish_rows(GemmInPlace g, int first) {
     }
 }
 
-/** As gemm_streams, for more rows of A than registers hold elements of: they are packed. B is taken in steps of some rows, no more
- *  than the hardware follows in their long runs, each row fetched a little ahead of where it is multiplied: into the first-level
- *  cache, unless rows meet there. Rows of A that are too many for one group find B there again. */
+/** As gemm_streams, for more rows of A than registers hold elements of: they are packed. B is taken in steps of `step` rows, each row
+ *  fetched a little ahead of where it is multiplied: into the first-level cache, or, where `step_far` says so, earlier and into the
+ *  second. Rows of A that are too many for one group find B there again. */
 template <class T, int Rows>
 int gemm_steps(const GemmInPlace &g) {
     constexpr int kFirst = steps_first(Rows), kSecond = Rows - kFirst;
