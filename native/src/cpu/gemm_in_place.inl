@@ -482,14 +482,37 @@ INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, type
                 if (part > 0) square(part);
                 for (k += part; k + kSquare <= here; k += kSquare) square(kSquare);
             }
-        } else { // once per task: less code
+        } else { // less code
             for (; k < here; k += part, part = kSquare < here - k ? kSquare : here - k)
                 if (part > 0) square(part);
         }
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) all[r][0] = k0 == 0 ? sums[r][0] : all[r][0] + sums[r][0];
     }
-    finish_in_place<T, R, 1>(g, j, n, all);
+    if constexpr (Whole)
+        finish_in_place<T, R, 1>(g, j, N, all);
+    else
+        finish_sums<T>(g, j, n, R, 1, all[0]);
+}
+
+/* What is left of the columns, once per task: the same for any number of rows, so many at a time. */
+
+constexpr int kRestRows = 8;
+
+/** Columns j.. of R rows, of which row `first` is the first one. */
+template <class T, int Exactness, int R>
+INFINI_CALLED void multiply_rest(GemmInPlace g, int first, int64_t j, typename Units<T>::Least &least) {
+    constexpr int N = Units<T>::Sums::N;
+    g.a = static_cast<const typename Units<T>::Unit *>(g.a) + first * g.a_row;
+    if (g.sums != nullptr) g.sums = static_cast<typename Units<T>::Sums::Scalar *>(g.sums) + first * g.ld;
+    if (g.c != nullptr) g.c = static_cast<T *>(g.c) + first * g.c_row;
+    for (; j < g.n; j += N) columns_tile<T, Exactness, R, false>(g, j, g.n - j < N ? g.n - j : N, least);
+}
+template <class T, int Exactness, int R, int First = 0>
+INFINI_INLINE void multiply_rest_of_rows(const GemmInPlace &g, int64_t j, typename Units<T>::Least &least) {
+    constexpr int kGroups = (R - First + kRestRows - 1) / kRestRows, kRows = (R - First + kGroups - 1) / kGroups;
+    multiply_rest<T, Exactness, kRows>(g, First, j, least);
+    if constexpr (First + kRows < R) multiply_rest_of_rows<T, Exactness, R, First + kRows>(g, j, least);
 }
 
 #include "cpu/gemm_lines.inl"
@@ -519,10 +542,13 @@ template <class T, int Exactness, int R>
 int gemm_columns(const GemmInPlace &g) {
     constexpr int N = Units<T>::Sums::N;
     typename Units<T>::Least least;
-    int64_t j = columns_by_lines<T, Exactness, R>(g, least);
-    // Where there are lines, these take all but what is too little for them; of more rows, sums and a square would not have room.
-    if constexpr (!kLineKernels || (sizeof(T) > 2 && R <= kInPlaceMaxRows))
-        for (; j + N <= g.n; j += N) columns_tile<T, Exactness, R, true>(g, j, N, least);
-    for (; j < g.n; j += N) columns_tile<T, Exactness, R, false>(g, j, g.n - j < N ? g.n - j : N, least);
+    int64_t j = 0;
+    if constexpr (!Units<T>::kFlush || Exactness == kFast) { // the others, seldom called, are less code
+        j = columns_by_lines<T, Exactness, R>(g, least);
+        // Where there are lines, these take all but what is too little for them; of more rows, sums and a square would not have room.
+        if constexpr (!kLineKernels || (sizeof(T) > 2 && R <= kInPlaceMaxRows))
+            for (; j + N <= g.n; j += N) columns_tile<T, Exactness, R, true>(g, j, N, least);
+    }
+    if (j < g.n) multiply_rest_of_rows<T, Exactness, R>(g, j, least);
     return least.exponent();
 }
