@@ -32,6 +32,10 @@ constexpr int64_t kInPlaceShortRun = 4096; // 2048 or 1024 in a smaller cache
  * enough from the last-level cache, but are fetched where that costs little: they may well come from memory. */
 constexpr int64_t kColumnsNearB = 4 << 20, kColumnsNearBOfHalves = 16 << 20, kColumnsNearBSmallL2 = 512 * 1024;
 constexpr int64_t kColumnsFarB = 16 << 20; // from which on they come from memory, and are fetched earlier
+/* Cache lines of a column that are fetched at a time, at least a K block's: memory is faster at long runs, but what is in use and what
+ * comes must have room in the second-level cache, beside several rows of A and their sums. On Zen 4, with 1 MiB of it; with larger
+ * ones, K blocks alone were measured. */
+constexpr int64_t kColumnsRunSmallL2 = 32, kColumnsRunOfOneRow = 128, kColumnsRun = 1;
 constexpr int64_t kRowsNearB = 1024 * 1024;
 constexpr int64_t kPackedColumns = 1536 * 1024; // bytes of B, times rows of A, from which on packing these pays
 constexpr int64_t kInPlaceCrowdedEvery = 4096;
@@ -326,7 +330,10 @@ struct InPlace final : Way {
         g.ahead = g.b;
         g.ahead_every = 0;
         if (!by_rows) {
-            g.ahead_every = fetches;
+            g.ahead_every = !fetches      ? 0
+                            : !small_l2() ? kColumnsRun
+                            : m == 1      ? kColumnsRunOfOneRow
+                                          : kColumnsRunSmallL2;
             g.ahead =
                 k0 + step < k ? at_b(r.b, k0 + step, t.j0) : at_b(r.b, 0, std::min(t.j0 + r.threads * task_n, n - 1));
             return;

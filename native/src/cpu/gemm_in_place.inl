@@ -530,7 +530,7 @@ INFINI_INLINE int64_t columns_by_lines([[maybe_unused]] const GemmInPlace &g,
     const T *b = static_cast<const T *>(g.b), *ahead = g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead);
     for (; j + V::N <= g.n; j += V::N, b += V::N * g.b_stride) {
         V sums[R][1]; // two rows are chains enough: more columns at a time take longer
-        multiply_lines<T, Exactness, R, 1>(sums, a, g.a_unit, g.kc, b, g.b_stride, ahead, least);
+        multiply_lines<T, Exactness, R, 1>(sums, a, g.a_unit, g.kc, b, g.b_stride, ahead, g.ahead_every, least);
         finish_in_place<T, R, 1>(g, j, V::N, sums);
         if (ahead != nullptr) ahead += V::N * g.b_stride;
     }

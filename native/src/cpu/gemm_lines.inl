@@ -254,17 +254,25 @@ struct LineProduct {
     }
 };
 
-/** all = R rows of A times Groups * N columns of B. `ahead`: as many columns that come next, or null. */
+INFINI_INLINE int64_t at_most(int64_t x, int64_t most) { return x < most ? x : most; }
+
+/** all = R rows of A times Groups * N columns of B. `ahead`: as many columns that come next, or null; so many lines of each at a time,
+ *  or those of a K block if they are more. */
 template <class T, int Exactness, int R, int Groups>
 INFINI_INLINE void multiply_lines(typename Units<T>::Sums (&all)[R][Groups], const typename Units<T>::Unit *a,
                                   int64_t a_unit, int64_t k, const T *b_, int64_t stride, const T *ahead,
-                                  typename Units<T>::Least &least) {
+                                  int64_t ahead_lines, typename Units<T>::Least &least) {
     using P = LineProduct<T, Exactness, R, Groups>;
     constexpr int64_t kDepth = Units<T>::kDepth, kBlock = kGemmBlockUnits * kDepth;
     ByteColumns b(b_, stride * static_cast<int64_t>(sizeof(T)));
     alignas(kLine) typename P::Buffer buffer;
     typename P::Sums sums;
     P::clear(all);
+    // Parts of K of about the same size, each fetched during the one before, column by column.
+    const int64_t k_lines = k / P::kElements, parts = ahead == nullptr ? 1 : (k_lines + ahead_lines - 1) / ahead_lines;
+    const int64_t fetch_lines = (k_lines + parts * P::kBlockLines - 1) / (parts * P::kBlockLines) * P::kBlockLines;
+    LineFetch fetch(nullptr, 0, b, 0, 0);
+    int64_t until_fetch = 0;      // lines
     int64_t which = 0, split = 0; // of the line in the buffer: what belongs to the block before
     const auto add_some = [&](int64_t from, int64_t end) INFINI_INLINE_LAMBDA {
         P::multiply_some(sums, a, a_unit, opaque(static_cast<const char *>(buffer[which])), from / kDepth,
@@ -287,9 +295,14 @@ INFINI_INLINE void multiply_lines(typename Units<T>::Sums (&all)[R][Groups], con
             put_lines<T, Groups>(buffer[which], b, least, [](int) INFINI_INLINE_LAMBDA {});
         const int64_t lines = here / P::kElements, rest = here % P::kElements;
         const char *const end = b.p + lines * kLine, *const then = rest + left < P::kElements ? nullptr : end;
-        const void *const next = ahead == nullptr || then == nullptr ? static_cast<const void *>(ahead) : then;
-        const int64_t next_lines = (then == nullptr ? k : rest + left) / P::kElements;
-        LineFetch fetch(next, next_lines < P::kBlockLines ? next_lines : P::kBlockLines, b, Groups * P::N, lines);
+        if (until_fetch <= 0) {
+            const int64_t rest_lines = (here + left) / P::kElements, now = at_most(rest_lines, fetch_lines);
+            const bool more = ahead != nullptr && rest_lines > now;
+            fetch = LineFetch(more ? static_cast<const void *>(b.p + now * kLine) : ahead,
+                              at_most(more ? rest_lines - now : k_lines, fetch_lines), b, Groups * P::N, now);
+            until_fetch = now;
+        }
+        until_fetch -= lines + (split > 0);
         P::add(sums, a, a_unit, b, lines, then, buffer, which, fetch, least);
         b.p = end;
         split = then != nullptr ? rest : 0;

@@ -145,7 +145,7 @@ INFINI_INLINE void sum_lines(typename Units<T>::Sums::Scalar *to, const GemmInPl
     using U = Units<T>;
     typename U::Sums sums[1][Groups];
     multiply_lines<T, Exactness, 1, Groups>(sums, static_cast<const typename U::Unit *>(g.a), g.a_unit, g.kc, b,
-                                            g.b_stride, ahead, least);
+                                            g.b_stride, ahead, g.ahead_every, least);
 #pragma GCC unroll 4
     for (int i = 0; i < Groups; ++i) store(to + i * U::Sums::N, sums[0][i]);
 }

@@ -122,7 +122,7 @@ struct GemmInPlace {
     void *part; // like sums, of this K block: up to here where it does not end, and from before where it does not begin
     bool begins, ends;
     const void *ahead;    // of B, to be fetched meanwhile: by the kernels of `rows` a row in so many steps, by those of
-    int64_t ahead_every;  // `columns` as much as they multiply; nothing if that is 0
+    int64_t ahead_every;  // `columns` as much as they multiply, in runs of so many cache lines; nothing if that is 0
     bool far_b;           // does B come from memory? Then its columns are fetched earlier
     int64_t head;         // columns that `streams` and `steps` multiply apart: the others begin at cache lines of B
     GemmFetch *fetch;     // by the kernels of `rows`, in place of `ahead`; or null
