@@ -495,7 +495,8 @@ INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, type
         finish_sums<T>(g, j, n, R, 1, all[0]);
 }
 
-/* What is left of the columns, once per task: the same for any number of rows, so many at a time. */
+/* What is left of the columns, once per task, or all of them where products must be exact, which is seldom: so many rows at a time, by
+ * the same kernels for any number of rows. */
 
 constexpr int kRestRows = 8;
 
@@ -543,7 +544,7 @@ int gemm_columns(const GemmInPlace &g) {
     constexpr int N = Units<T>::Sums::N;
     typename Units<T>::Least least;
     int64_t j = 0;
-    if constexpr (!Units<T>::kFlush || Exactness == kFast) { // the others, seldom called, are less code
+    if constexpr (!Units<T>::kFlush || Exactness == kFast) { // the others are left to those of the rest
         j = columns_by_lines<T, Exactness, R>(g, least);
         // Where there are lines, these take all but what is too little for them; of more rows, sums and a square would not have room.
         if constexpr (!kLineKernels || (sizeof(T) > 2 && R <= kInPlaceMaxRows))
