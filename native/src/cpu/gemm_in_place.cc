@@ -31,10 +31,12 @@ constexpr int64_t kInPlaceShortRun = 4096; // 2048 or 1024 in a smaller cache
 /* Bytes of B up to which its columns need no fetching, and the first rows of a task. Columns that few shuffles transpose come fast
  * enough from the last-level cache, but are fetched where that costs little: they may well come from memory. */
 constexpr int64_t kColumnsNearB = 4 << 20, kColumnsNearBOfHalves = 16 << 20, kColumnsNearBSmallL2 = 512 * 1024;
-constexpr int64_t kColumnsFarB = 16 << 20; // from which on they come from memory, and are fetched earlier
+/* From which on they come from memory, and are fetched earlier where that cache is small. A Xeon with 2 MiB of it was slower then, by a
+ * tenth, and where more rows than a group has (`kernel.columns_rows`) were multiplied so and not packed. */
+constexpr int64_t kColumnsFarB = 16 << 20;
 /* Cache lines of a column that are fetched at a time, at least a K block's: memory is faster at long runs, but what is in use and what
- * comes must have room in the second-level cache, beside several rows of A and their sums. On Zen 4, with 1 MiB of it; with larger
- * ones, K blocks alone were measured. */
+ * comes must have room in the second-level cache, beside several rows of A and their sums. On Zen 4, with 1 MiB of it; a Xeon with
+ * 2 MiB was slower at longer runs than K blocks, by up to 20 %. */
 constexpr int64_t kColumnsRunSmallL2 = 32, kColumnsRunOfOneRow = 128, kColumnsRun = 1;
 constexpr int64_t kRowsNearB = 1024 * 1024;
 constexpr int64_t kPackedColumns = 1536 * 1024; // bytes of B, times rows of A, from which on packing these pays
@@ -122,7 +124,7 @@ struct InPlace final : Way {
     /** Is the processor's own second-level cache so small? (GemmKernel::has_small_l2 tells what its kernels were written for.) */
     static bool small_l2() { return second_level_cache() <= kStreamSmallL2; }
     static bool packs_for_columns(const Gemm &g) {
-        const int64_t most = g.kernel.unit_k == 1 ? kInPlaceFewRows : g.kernel.columns_rows; // measured
+        const int64_t most = g.kernel.unit_k == 1 && small_l2() ? kInPlaceFewRows : g.kernel.columns_rows; // measured
         if (!g.kernel.packs_for_columns || g.m == 1 || g.m > most || g.k > kFewRowsOfA / g.m) return false;
         return g.m > g.kernel.in_place_rows || g.n > kPackedColumns / g.size / g.m / g.k;
     }
@@ -194,7 +196,7 @@ struct InPlace final : Way {
         common.a_unit = packs_a ? m : a.col;
         common.b_stride = by_rows ? b.row : b.col;
         common.n = n;
-        common.far_b = n > kColumnsFarB / size / k;
+        common.far_b = n > kColumnsFarB / size / k && (by_rows || small_l2());
         common.stream_ahead = small_l2() && common.far_b ? kStreamAheadSmallL2 : kStreamAhead;
         set_step();
         common.ld = ld;

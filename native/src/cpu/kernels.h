@@ -123,7 +123,7 @@ struct GemmInPlace {
     bool begins, ends;
     const void *ahead;    // of B, to be fetched meanwhile: by the kernels of `rows` a row in so many steps, by those of
     int64_t ahead_every;  // `columns` as much as they multiply, in runs of so many cache lines; nothing if that is 0
-    bool far_b;           // does B come from memory? Then its columns are fetched earlier
+    bool far_b;           // does B come from memory? Are its columns, then, to be fetched earlier?
     int64_t head;         // columns that `streams` and `steps` multiply apart: the others begin at cache lines of B
     GemmFetch *fetch;     // by the kernels of `rows`, in place of `ahead`; or null
     int64_t stream_ahead; // bytes of each row of B that `streams` for one row or two fetches beyond what it multiplies
