@@ -31,12 +31,12 @@ constexpr int64_t kInPlaceShortRun = 4096; // 2048 or 1024 in a smaller cache
 /* Bytes of B up to which its columns need no fetching, and the first rows of a task. Columns that few shuffles transpose come fast
  * enough from the last-level cache, but are fetched where that costs little: they may well come from memory. */
 constexpr int64_t kColumnsNearB = 4 << 20, kColumnsNearBOfHalves = 16 << 20, kColumnsNearBSmallL2 = 512 * 1024;
-/* From which on they come from memory, and are fetched earlier where that cache is small. A Xeon with 2 MiB of it was slower then, by a
- * tenth, and where more rows than a group has (`kernel.columns_rows`) were multiplied so and not packed. */
+/* From which on they come from memory. With a small second-level cache they are fetched into that, early, in runs of so many cache lines
+ * of a column, at least a K block's: memory is faster at long runs, but what is in use and what comes must have room beside several
+ * rows of A and their sums. With a larger one, each line shortly before it is read: what comes early is in the way of the processor's
+ * own fetching. Zen 4, with 1 MiB, and a Xeon, with 2, lose up to a fifth by each other's way; from its last-level cache the Xeon takes
+ * K blocks. */
 constexpr int64_t kColumnsFarB = 16 << 20;
-/* Cache lines of a column that are fetched at a time, at least a K block's: memory is faster at long runs, but what is in use and what
- * comes must have room in the second-level cache, beside several rows of A and their sums. On Zen 4, with 1 MiB of it; a Xeon with
- * 2 MiB was slower at longer runs than K blocks, by up to 20 %. */
 constexpr int64_t kColumnsRunSmallL2 = 32, kColumnsRunOfOneRow = 128, kColumnsRun = 1;
 constexpr int64_t kRowsNearB = 1024 * 1024;
 constexpr int64_t kPackedColumns = 1536 * 1024; // bytes of B, times rows of A, from which on packing these pays
@@ -196,7 +196,7 @@ struct InPlace final : Way {
         common.a_unit = packs_a ? m : a.col;
         common.b_stride = by_rows ? b.row : b.col;
         common.n = n;
-        common.far_b = n > kColumnsFarB / size / k && (by_rows || small_l2());
+        common.far_b = n > kColumnsFarB / size / k;
         common.stream_ahead = small_l2() && common.far_b ? kStreamAheadSmallL2 : kStreamAhead;
         set_step();
         common.ld = ld;
@@ -333,7 +333,7 @@ struct InPlace final : Way {
         g.ahead_every = 0;
         if (!by_rows) {
             g.ahead_every = !fetches      ? 0
-                            : !small_l2() ? kColumnsRun
+                            : !small_l2() ? common.far_b ? kAheadNear : kColumnsRun
                             : m == 1      ? kColumnsRunOfOneRow
                                           : kColumnsRunSmallL2;
             g.ahead =

@@ -395,8 +395,8 @@ int gemm_steps(const GemmInPlace &g) {
 
 /** Columns of B, contiguous in k, fetched before they are read: of `k` elements each, then what comes `after` those, or nothing if
  *  that is null. From a cache so little before that the processor's own fetching, which follows what is read, goes on beside it;
- *  from memory (`far`) earlier, and into the second-level cache, since those of columns a power of 2 apart push each other out of
- *  the first. */
+ *  from memory it may be (`far`) earlier, and into the second-level cache, since those of columns a power of 2 apart push each other
+ *  out of the first. */
 template <class T>
 struct ColumnFetch {
     static constexpr int64_t kAhead = 5 * kLine / sizeof(T), kFarAhead = 32 * kLine / sizeof(T);
@@ -432,6 +432,8 @@ private:
     }
 };
 
+INFINI_INLINE bool fetches_early(const GemmInPlace &g) { return g.far_b && g.ahead_every != kAheadNear; }
+
 /** Elements of each column until a cache line begins, if one does in all of them and between two units: else 0. Whoever reads lines
  *  where they lie reads each once. Parts of two would be read twice, and where columns are a power of 2 apart those of so many
  *  columns push each other out in between. NumPy's arrays begin 16 bytes behind a line. */
@@ -451,7 +453,7 @@ INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, type
     const T *b = static_cast<const T *>(g.b) + j * g.b_stride;
     const auto *a = static_cast<const typename U::Unit *>(g.a);
     ColumnFetch<T> fetch(b, g.kc, g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead) + j * g.b_stride,
-                         g.far_b);
+                         fetches_early(g));
     V sums[R][1], all[R][1];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) all[r][0] = zero(V{});

@@ -224,13 +224,14 @@ struct LineProduct {
     /** Adds the products of lines of b, the first of which is in buffer[which]. In the end the line at `then` is there, unless null. */
     static INFINI_INLINE void add(Sums &sums, const Unit *&a, int64_t a_unit, const ByteColumns &b, int64_t lines,
                                   const char *then, Buffer &buffer, int64_t &which, LineFetch &fetch,
-                                  typename U::Least &least) {
+                                  ColumnFetch<T> &near, int64_t stride, typename U::Least &least) {
         ByteColumns next = b;
         for (int64_t line = 1; line <= lines; ++line) {
             const char *const now = opaque(static_cast<const char *>(buffer[which]));
             which ^= 1;
             next.p = line < lines ? b.p + line * kLine : then;
             fetch.some();
+            near.template some<Groups * N>(stride, kElements);
             if (next.p == nullptr) return multiply_some(sums, a, a_unit, now, 0, kUnits);
             if constexpr (U::kFlush && Exactness == kExact) { // seldom called: less code
                 put_lines<T, Groups>(buffer[which], next, least, [](int) INFINI_INLINE_LAMBDA {});
@@ -257,7 +258,7 @@ struct LineProduct {
 INFINI_INLINE int64_t at_most(int64_t x, int64_t most) { return x < most ? x : most; }
 
 /** all = R rows of A times Groups * N columns of B. `ahead`: as many columns that come next, or null; so many lines of each at a time,
- *  or those of a K block if they are more. */
+ *  or those of a K block if they are more; kAheadNear: each shortly before it is read. */
 template <class T, int Exactness, int R, int Groups>
 INFINI_INLINE void multiply_lines(typename Units<T>::Sums (&all)[R][Groups], const typename Units<T>::Unit *a,
                                   int64_t a_unit, int64_t k, const T *b_, int64_t stride, const T *ahead,
@@ -271,6 +272,8 @@ INFINI_INLINE void multiply_lines(typename Units<T>::Sums (&all)[R][Groups], con
     // Parts of K of about the same size, each fetched during the one before, column by column.
     const int64_t k_lines = k / P::kElements, parts = ahead == nullptr ? 1 : (k_lines + ahead_lines - 1) / ahead_lines;
     const int64_t fetch_lines = (k_lines + parts * P::kBlockLines - 1) / (parts * P::kBlockLines) * P::kBlockLines;
+    ColumnFetch<T> near(b_, k, ahead_lines == kAheadNear ? ahead : nullptr, false);
+    if (ahead_lines == kAheadNear) ahead = nullptr;
     LineFetch fetch(nullptr, 0, b, 0, 0);
     int64_t until_fetch = 0;      // lines
     int64_t which = 0, split = 0; // of the line in the buffer: what belongs to the block before
@@ -303,7 +306,7 @@ INFINI_INLINE void multiply_lines(typename Units<T>::Sums (&all)[R][Groups], con
             until_fetch = now;
         }
         until_fetch -= lines + (split > 0);
-        P::add(sums, a, a_unit, b, lines, then, buffer, which, fetch, least);
+        P::add(sums, a, a_unit, b, lines, then, buffer, which, fetch, near, stride, least);
         b.p = end;
         split = then != nullptr ? rest : 0;
         if (split > 0)

@@ -266,7 +266,7 @@ INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const Gemm
 #elif defined(__AVX2__)
     if constexpr (sizeof(T) == 2) {
         if (columns == kGemvColumns && g.kc >= kLine / 2)
-            return sum_lines<T, kGemvColumns / V::N>(sums, a, g.kc, b, g.b_stride, ahead, g.far_b);
+            return sum_lines<T, kGemvColumns / V::N>(sums, a, g.kc, b, g.b_stride, ahead, fetches_early(g));
         if (columns >= V::N && g.kc >= kLine / 2) {
             for (; i < columns; i += V::N) {
                 i = i + V::N < columns ? i : columns - V::N;
@@ -291,7 +291,8 @@ INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const Gemm
     for (; i + kSome <= columns; i += kSome)
         sum_squares<T, Exactness, kSideBySide<T>, true>(
             sums + i, columns_at(i), g.a_unit, g.kc, g.b_stride, kSome,
-            ahead == nullptr || i + 2 * kSome > columns ? ahead : b + (i + kSome) * g.b_stride, g.far_b, least);
+            ahead == nullptr || i + 2 * kSome > columns ? ahead : b + (i + kSome) * g.b_stride, fetches_early(g),
+            least);
     for (; i < columns; i += V::N)
         sum_squares<T, Exactness, 1, false>(sums + i, columns_at(i), g.a_unit, g.kc, g.b_stride,
                                             columns - i < V::N ? columns - i : V::N, nullptr, false, least);

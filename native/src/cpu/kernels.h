@@ -108,6 +108,8 @@ constexpr int steps_first(int rows) { return rows > kStepsGroup ? (rows + 1) / 2
 /** Do rows so many bytes apart meet in one or two sets of the first-level cache? */
 constexpr bool rows_meet(int64_t bytes) { return bytes % 2048 == 0; }
 
+constexpr int64_t kAheadNear = -1; // GemmInPlace::ahead_every: each line of a column, shortly before it is read
+
 /** A few rows of A times kc rows of a B that is read where it lies, in order of k. Strides in elements, those of A in units. */
 struct GemmInPlace {
     int64_t kc;
@@ -122,8 +124,8 @@ struct GemmInPlace {
     void *part; // like sums, of this K block: up to here where it does not end, and from before where it does not begin
     bool begins, ends;
     const void *ahead;    // of B, to be fetched meanwhile: by the kernels of `rows` a row in so many steps, by those of
-    int64_t ahead_every;  // `columns` as much as they multiply, in runs of so many cache lines; nothing if that is 0
-    bool far_b;           // does B come from memory? Are its columns, then, to be fetched earlier?
+    int64_t ahead_every;  // `columns` as much as they multiply, in runs of so many cache lines; nothing if 0
+    bool far_b;           // does B come from memory? Then its columns are fetched earlier, if not kAheadNear
     int64_t head;         // columns that `streams` and `steps` multiply apart: the others begin at cache lines of B
     GemmFetch *fetch;     // by the kernels of `rows`, in place of `ahead`; or null
     int64_t stream_ahead; // bytes of each row of B that `streams` for one row or two fetches beyond what it multiplies
