@@ -269,11 +269,11 @@ INFINI_INLINE void multiply_lines(typename Units<T>::Sums (&all)[R][Groups], con
     alignas(kLine) typename P::Buffer buffer;
     typename P::Sums sums;
     P::clear(all);
-    // Parts of K of about the same size, each fetched during the one before, column by column.
-    const int64_t k_lines = k / P::kElements, parts = ahead == nullptr ? 1 : (k_lines + ahead_lines - 1) / ahead_lines;
-    const int64_t fetch_lines = (k_lines + parts * P::kBlockLines - 1) / (parts * P::kBlockLines) * P::kBlockLines;
     ColumnFetch<T> near(b_, k, ahead_lines == kAheadNear ? ahead : nullptr, false);
     if (ahead_lines == kAheadNear) ahead = nullptr;
+    // Else parts of K of about the same size, each fetched during the one before, column by column.
+    const int64_t k_lines = k / P::kElements, parts = ahead == nullptr ? 1 : (k_lines + ahead_lines - 1) / ahead_lines;
+    const int64_t fetch_lines = (k_lines + parts * P::kBlockLines - 1) / (parts * P::kBlockLines) * P::kBlockLines;
     LineFetch fetch(nullptr, 0, b, 0, 0);
     int64_t until_fetch = 0;      // lines
     int64_t which = 0, split = 0; // of the line in the buffer: what belongs to the block before
