@@ -72,7 +72,7 @@ def _ladder() -> tuple[list[Row], dict[str, Any]]:
     names: dict[str, Any] = {
         "np": np, "x": x, "y": y, "z": z, "a": a, "b": b, "c": c,
         **dict(zip(("X", "Y", "Z", "A", "B", "C"), tensors)),
-        "add": add, "add_": add_, "mul_": mul_, "gemm_": gemm_,
+        "add": add, "add_": add_, "mul_": mul_, "gemm": gemm, "gemm_": gemm_,
         "add_plan": add.plan(tensors[2], tensors[0], tensors[1]),
         "gemm_plan": gemm.plan(tensors[5], tensors[3], tensors[4]),
         "replay": graph.run,
@@ -96,6 +96,8 @@ def _ladder() -> tuple[list[Row], dict[str, Any]]:
         Row("add, Tensors, a new result", "add(X, Y)"),
         Row("gemm_, Tensors", "gemm_(C, A, B)"),
         Row("gemm_, NumPy arrays", "gemm_(c, a, b)"),
+        Row("gemm(out=), NumPy arrays, b transposed", "gemm(a, b.T, out=c)"),
+        Row("gemm, NumPy arrays, a new result", "gemm(a, b)"),
         Row("add.plan(...)()", "add_plan()"),
         Row("gemm.plan(...)()", "gemm_plan()"),
         Row("gemm.plan(...)(alpha, beta)", "gemm_plan(2.0, 0.5)"),

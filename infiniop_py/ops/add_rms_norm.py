@@ -10,7 +10,7 @@ from .._native_op import Problem, native_op
 from ..dtypes import DType
 from ..errors import DTypeError, OperandError, ShapeError
 from ..graph_operator import GraphOperator, planned
-from ..interop import Result, allocate, common_device, need_writable, views
+from ..interop import allocate, common_device, need_writable, views
 from ._scalars import as_float
 
 _WIDE_WEIGHTS = frozenset((DType.F16, DType.BF16, DType.F32))
@@ -113,16 +113,21 @@ def _apply(
     op = AddRMSNorm.name
     params = (as_float(op, "epsilon", epsilon),)
     input_views = views(op, names[2:], inputs)
-    device = common_device(op, names[2:], input_views)
-    dtype, shape, _ = input_views[0][1]
-    results = tuple(
-        allocate(op, inputs, dtype, shape, device) if one is None else Result(one, lambda it: it)
-        for one in given
-    )
-    outputs = tuple(result.operand for result in results)
+    y, residual = given
+    finish_y = finish_residual = None
+    if y is None or residual is None:
+        device = common_device(op, names[2:], input_views)
+        dtype, shape, _ = input_views[0][1]
+        if y is None:
+            y, finish_y = allocate(op, inputs, dtype, shape, device)
+        if residual is None:
+            residual, finish_residual = allocate(op, inputs, dtype, shape, device)
+    outputs = (y, residual)
     output_views = views(op, names, outputs)
-    for name, one in zip(names, outputs):
-        need_writable(op, name, one)
+    need_writable(op, names[0], y)
+    need_writable(op, names[1], residual)
     AddRMSNorm.launch((*outputs, *inputs), (*output_views, *input_views), params, names=names)
-    y, residual = (result.finish(result.operand) for result in results)
-    return y, residual
+    return (
+        y if finish_y is None else finish_y(y),
+        residual if finish_residual is None else finish_residual(residual),
+    )

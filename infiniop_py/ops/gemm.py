@@ -20,6 +20,7 @@ from .gemm_mul import GemmMul
 from .rearrange import Rearrange
 
 _INPUTS = ("a", "b", "c")
+_WITH_OUT = ("out", "a", "b")
 
 
 class Gemm(GraphOperator):
@@ -123,14 +124,17 @@ def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, *, c: Any = None
     """
     scalars = (as_float("gemm", "alpha", alpha), as_float("gemm", "beta", beta))
     adds = scalars[1] != 0
-    if adds and c is None:
-        raise ParamError(
-            f"gemm: beta is {beta}, but there is no c to add; pass c, or use gemm_ to add to the output"
-        )
+    if c is None:
+        if adds:
+            raise ParamError(
+                f"gemm: beta is {beta}, but there is no c to add; pass c, or use gemm_ to add to the output"
+            )
+        if out is not None:
+            return _into(out, a, b, scalars, _WITH_OUT)
     inputs = (a, b) if c is None else (a, b, c)
     input_views = views("gemm", _INPUTS, inputs)
     device = common_device("gemm", _INPUTS, input_views)
-    (_, layout_a, _), (_, layout_b, _), *addend = input_views
+    (_, layout_a, at_a), (_, layout_b, at_b), *addend = input_views
     shape = product_shape("gemm", layout_a[1], layout_b[1])
     for _, layout_c, _ in addend:
         need_one_dtype("gemm", ("c", "a"), (layout_c, layout_a))
@@ -139,6 +143,12 @@ def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, *, c: Any = None
     if out is None:
         out, finish = allocate("gemm", inputs, layout_a[0], shape, device)
         view_out = views("gemm", ("out",), (out,))[0]
+        if (
+            scalars == _PLAIN
+            and device is CPU
+            and _again(view_out[1], layout_a, layout_b, view_out[2], at_a, at_b)
+        ):
+            return finish(out)
     else:
         finish = None
         view_out = views("gemm", ("out",), (out,))[0]
@@ -174,13 +184,17 @@ def gemm_(c: Any, a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0) -> Any:
         and _again(c._layout, a._layout, b._layout, c._pointer, a._pointer, b._pointer)
     ):
         return c
-    operand_views = views3("gemm", Gemm.operand_names, c, a, b)
-    need_writable("gemm", "c", c)
+    return _into(c, a, b, scalars, Gemm.operand_names)
+
+
+def _into(c: Any, a: Any, b: Any, scalars: tuple[float, float], names: Sequence[str]) -> Any:
+    operand_views = views3("gemm", names, c, a, b)
+    need_writable("gemm", names[0], c)
     if scalars == _PLAIN:
         (on_c, layout_c, at_c), (on_a, layout_a, at_a), (on_b, layout_b, at_b) = operand_views
         if on_c is on_a is on_b is CPU and _again(layout_c, layout_a, layout_b, at_c, at_a, at_b):
             if write_counts:
                 count_writes((c,))
             return c
-    Gemm.launch((c, a, b), operand_views, scalars=scalars)
+    Gemm.launch((c, a, b), operand_views, scalars=scalars, names=names)
     return c
