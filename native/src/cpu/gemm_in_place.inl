@@ -443,6 +443,21 @@ INFINI_INLINE int64_t until_line(const T *b, int64_t stride) {
     return elements % Units<T>::kDepth == 0 ? elements : 0;
 }
 
+/** x[i] = element i of N columns of B, contiguous in k, or of the first n < N: of a square of them, or of the first elements of one. */
+template <class T, bool Whole>
+INFINI_INLINE void load_columns(typename Units<T>::Sums (&x)[Units<T>::Sums::N], const T *b, int64_t stride,
+                                int64_t left, int64_t n, typename Units<T>::Least &least) {
+    using U = Units<T>;
+    using V = typename U::Sums;
+#if defined(__AVX512F__)
+    if constexpr (Whole && sizeof(T) == sizeof(typename V::Scalar))
+        if (left == V::N) return load_transposed(x, b, stride);
+#endif
+#pragma GCC unroll 16
+    for (int i = 0; i < V::N; ++i) x[i] = Whole || i < n ? U::along_k(b + i * stride, left, least) : zero(V{});
+    transpose(x);
+}
+
 /** N columns of B, contiguous in k, or the first n < N: N x N blocks are transposed in registers and used at once. */
 template <class T, int Exactness, int R, bool Whole>
 INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, typename Units<T>::Least &least) {
@@ -460,9 +475,7 @@ INFINI_INLINE void columns_tile(const GemmInPlace &g, int64_t j, int64_t n, type
     const auto square = [&](int64_t left) INFINI_INLINE_LAMBDA {
         V x[N];
         fetch.template some<N>(g.b_stride, kSquare);
-#pragma GCC unroll 16
-        for (int i = 0; i < N; ++i) x[i] = Whole || i < n ? U::along_k(b + i * g.b_stride, left, least) : zero(V{});
-        transpose(x);
+        load_columns<T, Whole>(x, b, g.b_stride, left, n, least);
 #pragma GCC unroll 16
         for (int u = 0; u < N; ++u) {
             if (u * U::kDepth >= left) break;
@@ -520,25 +533,45 @@ INFINI_INLINE void multiply_rest_of_rows(const GemmInPlace &g, int64_t j, typena
 
 #include "cpu/gemm_lines.inl"
 
+#if defined(__AVX512F__)
+/** Columns j.. of g, as many vectors of them at a time as Groups says, as long as there are so many. */
+template <class T, int Exactness, int R, int Groups>
+INFINI_INLINE int64_t groups_by_lines(const GemmInPlace &g, int64_t j, typename Units<T>::Least &least) {
+    using U = Units<T>;
+    constexpr int64_t kColumns = Groups * U::Sums::N;
+    const auto *const a = static_cast<const typename U::Unit *>(g.a);
+    const T *b = static_cast<const T *>(g.b) + j * g.b_stride;
+    const T *ahead = g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead) + j * g.b_stride;
+    for (; j + kColumns <= g.n; j += kColumns, b += kColumns * g.b_stride) {
+        typename U::Sums sums[R][Groups];
+        multiply_lines<T, Exactness, R, Groups>(sums, a, g.a_unit, g.kc, b, g.b_stride, ahead, g.ahead_every, least);
+        finish_in_place<T, R, Groups>(g, j, U::Sums::N, sums);
+        if (ahead != nullptr) ahead += kColumns * g.b_stride;
+    }
+    return j;
+}
+#endif
+
 /** Columns of g by cache lines, where A is packed and there are enough of them, and of lines. Returns how many that were. */
 template <class T, int Exactness, int R>
 INFINI_INLINE int64_t columns_by_lines([[maybe_unused]] const GemmInPlace &g,
                                        [[maybe_unused]] typename Units<T>::Least &least) {
-    int64_t j = 0;
 #if defined(__AVX512F__)
-    using U = Units<T>;
-    using V = typename U::Sums;
-    if (g.a_row != 1 || g.kc < kLine / static_cast<int64_t>(sizeof(T))) return 0;
-    const auto *const a = static_cast<const typename U::Unit *>(g.a);
-    const T *b = static_cast<const T *>(g.b), *ahead = g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead);
-    for (; j + V::N <= g.n; j += V::N, b += V::N * g.b_stride) {
-        V sums[R][1]; // two rows are chains enough: more columns at a time take longer
-        multiply_lines<T, Exactness, R, 1>(sums, a, g.a_unit, g.kc, b, g.b_stride, ahead, g.ahead_every, least);
-        finish_in_place<T, R, 1>(g, j, V::N, sums);
-        if (ahead != nullptr) ahead += V::N * g.b_stride;
+    constexpr int64_t kSize = sizeof(T);
+    if (g.a_row != 1 || g.kc < kLine / kSize) return 0;
+    int64_t j = 0;
+    // A sum waits for what was added before, and few rows have few sums. Twice as many columns are too many if they meet in one set of
+    // the first-level cache, unless they are of halves and near.
+    constexpr int kFewSums = 4;
+    if constexpr (R <= kFewSums && (!Units<T>::kFlush || Exactness == kFast)) {
+        const bool meet = rows_meet(g.b_stride * kSize);
+        if (g.ahead_every == 0 ? kSize == 2 || !meet : g.ahead_every == kAheadNear && !meet)
+            j = groups_by_lines<T, Exactness, R, 2>(g, j, least);
     }
+    return groups_by_lines<T, Exactness, R, 1>(g, j, least);
+#else
+    return 0;
 #endif
-    return j;
 }
 
 template <class T, int Exactness, int R>

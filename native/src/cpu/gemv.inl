@@ -51,9 +51,7 @@ INFINI_INLINE void sum_squares(typename Units<T>::Sums::Scalar *to, Tiled<T> til
     const auto square = [&](int tile, int64_t at, int64_t left, int64_t end) INFINI_INLINE_LAMBDA {
         const T *const from = opaque(b + tile * tiled.b_step + at * U::kDepth);
         V x[N];
-#pragma GCC unroll 16
-        for (int i = 0; i < N; ++i) x[i] = Whole || i < count ? U::along_k(from + i * stride, left, least) : zero(V{});
-        transpose(x);
+        load_columns<T, Whole>(x, from, stride, left, count, least);
 #pragma GCC unroll 16
         for (int u = 0; u < N; ++u) {
             if (u * U::kDepth >= left) break;
@@ -279,14 +277,15 @@ INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const Gemm
 #endif
     constexpr int64_t kSome = kSideBySide<T> * V::N;
     const auto columns_at = [&](int64_t at) { return Tiled<T>{a, b + at * g.b_stride, 0, V::N * g.b_stride}; };
-    if constexpr (sizeof(T) == 4 && V::N == 8)
+    if constexpr (sizeof(T) >= 4 && V::N >= 8)
         if (ahead == nullptr) {
-            if (rows_meet(g.b_stride * static_cast<int64_t>(sizeof(T))))
-                for (; i + V::N <= columns; i += V::N) sum_block_pairs<T, Exactness>(sums + i, columns_at(i), g, least);
-            else
+            if (!rows_meet(g.b_stride * static_cast<int64_t>(sizeof(T)))) {
                 for (; i + 2 * V::N <= columns; i += 2 * V::N)
                     sum_squares<T, Exactness, 2, true>(sums + i, columns_at(i), g.a_unit, g.kc, g.b_stride, 2 * V::N,
                                                        nullptr, false, least);
+            } else if constexpr (sizeof(T) == 4 && V::N == 8) { // 16 are as fast one block after the other
+                for (; i + V::N <= columns; i += V::N) sum_block_pairs<T, Exactness>(sums + i, columns_at(i), g, least);
+            }
         }
     for (; i + kSome <= columns; i += kSome)
         sum_squares<T, Exactness, kSideBySide<T>, true>(
