@@ -14,6 +14,8 @@ from ..dtypes import BY_NUMPY, DType
 from ..errors import OutOfMemoryError
 from ..tensor import View
 
+_transpose = np.ndarray.transpose  # a subclass may have another one, which copies
+
 
 def view(array: np.ndarray[Any, Any]) -> View:
     """The array's device, layout and pointer. KeyError for dtypes the table does not have (yet)."""
@@ -21,7 +23,7 @@ def view(array: np.ndarray[Any, Any]) -> View:
         pointer = from_buffer(array)  # a fifth of the cost of the last way, but for C-contiguous arrays only
     except ValueError:
         if array.flags.f_contiguous:  # as the transposed weights of a layer are
-            pointer = from_buffer(array.T)
+            pointer = from_buffer(_transpose(array))
         else:
             pointer = cast(VOID_POINTER, array.__array_interface__["data"][0])
     return CPU, _layout(array.dtype, array.shape, array.strides), pointer

@@ -135,6 +135,22 @@ def test_tensors_on_records(shape: tuple[int, ...]) -> None:
     assert ip.from_numpy(np.ones((1, 1), np.dtype([("b", "f4"), ("a", "i1", 3)]))["b"]).tolist() == [[1]]
 
 
+def test_a_subclass_whose_transpose_is_a_copy() -> None:
+    """Its memory is its own all the same."""
+
+    class Own(np.ndarray):  # type: ignore[type-arg]
+        @property
+        def T(self) -> Any:
+            return np.array(self).T.copy()
+
+        def transpose(self, *axes: Any) -> Any:
+            return self.T
+
+    x = np.asfortranarray(np.arange(6.0).reshape(2, 3)).view(Own)
+    ip.add_(x, x, np.ones((2, 3)))
+    assert np.asarray(x).tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+
+
 def test_subclasses_of_numpy_arrays() -> None:
     class Own(np.ndarray):  # type: ignore[type-arg]
         pass
