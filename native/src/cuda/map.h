@@ -411,7 +411,7 @@ private:
         }
         ctx.sync();
         const int lane = ctx.thread() % kWarp, warp = ctx.thread() / kWarp;
-        INFINI_UNROLL
+        INFINI_UNROLL_IF(Whole) // less code for the few tiles at edges
         for (int n = 0; n < kWork; ++n) {
             const int work = warp + n * kWarps;
             const int chunk = work % kChunkGroups * 8 + lane % 8, unit = work / kChunkGroups * 4 + lane / 8;
@@ -510,9 +510,9 @@ private:
     }
 
     /** Calls `body` with each line of which this thread is to bring a chunk; with all that its warp brings at once. */
-    template <class Body>
+    template <bool Unroll, class Body>
     static INFINI_DEVICE void for_each_line(int thread, Body &&body) {
-        INFINI_UNROLL
+        INFINI_UNROLL_IF(Unroll)
         for (int n = 0; n < kPasses; ++n) {
             const int line = thread / kChunks + n * kPassLines;
             if (kLines % kPassLines == 0 || n < kPasses - 1 || line < kLines) body(line);
@@ -526,17 +526,17 @@ private:
         if constexpr (!Anywhere) {
             Chunk<T, V> in[kPasses];
             int n = 0;
-            for_each_line(ctx.thread(), [&](int line) {
+            for_each_line<true>(ctx.thread(), [&](int line) {
                 const int row = chunk * V;
                 const int rows = line < part.width && row < part.height ? at_most(part.height - row, V) : 0;
                 in[n++] = read_line<T, V, Whole>(ctx, part.column(operand, line) + row, 1, kVectorBytes, rows);
             });
             n = 0;
-            for_each_line(ctx.thread(),
+            for_each_line<true>(ctx.thread(),
                           [&](int line) { tile[place(line) + chunk] = bits_as<Word<kVectorBytes>>(in[n++]); });
             return;
         }
-        for_each_line(ctx.thread(), [&](int line) {
+        for_each_line<Whole>(ctx.thread(), [&](int line) {
             const int row = chunk * V - static_cast<int>(skipped(part, operand, line) / sizeof(T));
             bring<Whole>(ctx, tile + place(line) + chunk, part, operand, line - kReach, row);
             if (chunk == kChunks - 1)
@@ -561,7 +561,7 @@ private:
     static INFINI_DEVICE void align(Ctx &ctx, Word<kVectorBytes> *tile, const Part &part, int operand) {
         const int chunk = ctx.thread() % kChunks;
         ctx.sync_warp();
-        for_each_line(ctx.thread(), [&](int line) {
+        for_each_line<true>(ctx.thread(), [&](int line) {
             Word<kVectorBytes> *const to = tile + place(line) + chunk;
             const auto first = bits_as<Chunk<T, V>>(to[0]), second = bits_as<Chunk<T, V>>(to[1]);
             ctx.sync_warp();
