@@ -143,7 +143,9 @@ int gemm_rows(const GemmInPlace &g) {
     constexpr int N = Units<T>::Sums::N, C = tile_vectors<T, R>();
     typename Units<T>::Least least;
     int64_t j = 0;
-    for (; j + C * N <= g.n; j += C * N) rows_tile<T, Exactness, R, C>(g, j, N, least);
+    // The last four vectors are two and two: few sums wait for what was added before.
+    const auto fours = [&] { return C == 3 && (g.n - j) / N == 4; };
+    for (; j + C * N <= g.n && !fours(); j += C * N) rows_tile<T, Exactness, R, C>(g, j, N, least);
     if constexpr (C > 2)
         for (; j + 2 * N <= g.n; j += 2 * N) rows_tile<T, Exactness, R, 2>(g, j, N, least);
     for (; j + N <= g.n; j += N) rows_tile<T, Exactness, R, 1>(g, j, N, least);
