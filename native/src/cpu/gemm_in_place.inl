@@ -69,8 +69,8 @@ INFINI_INLINE void finish_in_place(const GemmInPlace &g, int64_t j, int64_t n_la
         }
 }
 
-/** One tile of R rows and C * N columns, or of n_last < N columns if C is 1. */
-template <class T, int Exactness, int R, int C>
+/** One tile of R rows and C vectors of columns; Part: of the last one there may be n_last < N. */
+template <class T, int Exactness, int R, int C, bool Part>
 INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, typename Units<T>::Least &least) {
     using U = Units<T>;
     using V = typename U::Sums;
@@ -103,10 +103,18 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
                 wait = g.ahead_every;
             }
         }
-        if constexpr (C == 1)
-            x[0] = U::across_n(b, next_k, n_last, least);
-        else
+        if constexpr (!Part) {
             U::across(x, b, next_k, least);
+        } else {
+            constexpr int kLast = (C - 1) * N;
+            if constexpr (C > 1) {
+                typename U::Vector whole[C - 1];
+                U::across(whole, b, next_k, least);
+#pragma GCC unroll 16
+                for (int c = 0; c < C - 1; ++c) x[c] = whole[c];
+            }
+            x[C - 1] = U::across_n(b + kLast, next_k == nullptr ? nullptr : next_k + kLast, n_last, least);
+        }
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             const auto ar = broadcast(a[r * g.a_row]);
@@ -143,13 +151,19 @@ int gemm_rows(const GemmInPlace &g) {
     constexpr int N = Units<T>::Sums::N, C = tile_vectors<T, R>();
     typename Units<T>::Least least;
     int64_t j = 0;
-    // The last four vectors are two and two: few sums wait for what was added before.
-    const auto fours = [&] { return C == 3 && (g.n - j) / N == 4; };
-    for (; j + C * N <= g.n && !fours(); j += C * N) rows_tile<T, Exactness, R, C>(g, j, N, least);
+    // Few sums wait for what was added before, so no vector is left alone where two and two, or a part of one with the last, will do.
+    const auto goes_on = [&](int64_t columns) {
+        if (C != 3) return columns >= C * N;
+        return columns == 3 * N || (columns > 4 * N && columns <= 5 * N) || columns >= 6 * N;
+    };
+    for (; goes_on(g.n - j); j += C * N) rows_tile<T, Exactness, R, C, false>(g, j, N, least);
     if constexpr (C > 2)
-        for (; j + 2 * N <= g.n; j += 2 * N) rows_tile<T, Exactness, R, 2>(g, j, N, least);
-    for (; j + N <= g.n; j += N) rows_tile<T, Exactness, R, 1>(g, j, N, least);
-    if (j < g.n) rows_tile<T, Exactness, R, 1>(g, j, g.n - j, least);
+        for (; j + 2 * N <= g.n; j += 2 * N) rows_tile<T, Exactness, R, 2, false>(g, j, N, least);
+    if (j + N < g.n) {
+        rows_tile<T, Exactness, R, 2, true>(g, j, g.n - j - N, least);
+    } else if (j < g.n) {
+        rows_tile<T, Exactness, R, 1, true>(g, j, g.n - j, least);
+    }
     return least.exponent();
 }
 

@@ -83,18 +83,20 @@ struct Gemm {
             m *= batch;
             batch = 1;
         }
+        nr = kernel.nr;
         // Sums are stored in rows, so a column-major C is computed as C^T = B^T A^T; so is one with few columns, since the ways
-        // for few rows then apply.
+        // for few rows then apply. Where all rows are contiguous, that is worth it if vectors would be mostly empty; panels of halves,
+        // which are of two, more than a quarter.
         constexpr int64_t kFewColumns = 64;
         const bool column_major = c.col != 1 && n > 1 && (m == 1 || std::abs(c.row) < std::abs(c.col));
-        const bool narrow = n <= kFewColumns && m > 4 * n;
-        exchanged = column_major || narrow;
+        const bool in_rows = a.col == 1 && b.col == 1 && c.col == 1;
+        const bool empty = size == kernel.acc_size ? 16 * n <= 5 * nr : 4 * n <= 3 * round_up(n, nr);
+        exchanged = column_major || (n <= kFewColumns && m > 4 * n && (!in_rows || empty));
         if (exchanged) {
             std::swap(m, n);
             std::swap(a, b);
             for (Matrix *x : {&a, &b, &c, &d}) std::swap(x->row, x->col);
         }
-        nr = kernel.nr;
         // As few panels of A as can be, and as equal: no row is computed that does not exist.
         panels_m = std::max<int64_t>(ceil_div(m, kernel.mr), 1);
         low = m / panels_m;
