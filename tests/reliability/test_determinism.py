@@ -404,6 +404,37 @@ def test_few_columns_are_shared_by_rows(
     record_property("cases", 1)
 
 
+# Columns: vectors that are mostly empty, full but for a few, whole, and two or three strips of them.
+@pytest.mark.parametrize("n", [5, 11, 14, 17, 24, 31, 32, 40, 56, 64, 200])
+@pytest.mark.parametrize("in_b", ["rows", "columns"])
+@pytest.mark.parametrize("op", ["gemm", "gemm_add"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_row_of_a_product_with_few_columns(
+    op: str,
+    dtype: str,
+    in_b: str,
+    n: int,
+    rng: np.random.Generator,
+    num_threads: Threads,
+    record_property: Record,
+) -> None:
+    """Many rows, which are multiplied as they are or, transposed, as the columns: of a B that is little and
+    lies in columns, each thread makes itself a copy in rows. In K blocks, one of them short."""
+    a, b, d = (_normal(rng, dtype, *shape) for shape in ((700, 530), (530, n), (700, n)))
+    b = np.asfortranarray(b) if in_b == "columns" else b
+    call, others = getattr(infiniop_py, op), (d,) if op == "gemm_add" else ()
+    num_threads(1)
+    whole = call(a, b, *others)
+    heights = (4, 16, 17, 18, 4 * min(n, 150), 4 * min(n, 150) + 1, 97, 300, 699)
+    for m, count in itertools.product(heights, (1, 2, 8)):
+        num_threads(count)
+        rows = rng.permutation(700)[:m]
+        _spoil_workspace()
+        got = call(a[rows], b, *(x[rows] for x in others))
+        assert_same_bits(got, whole[rows], f"{m} rows, {count} threads")
+    record_property("cases", 3 * len(heights))
+
+
 # Items, M, K, N: several to a task; more than a cache holds, so that the next one is fetched.
 @pytest.mark.parametrize("shape", [(37, 19, 130, 35), (150, 64, 70, 52)], ids=str)
 @pytest.mark.parametrize("op", ["gemm", "gemm_add", "gemm_mul"])

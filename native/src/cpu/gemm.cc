@@ -1,7 +1,8 @@
-/* gemm on the CPU: one set of parts (see GemmKernel), three ways to put them together, and the choice of one when a problem is planned.
+/* gemm on the CPU: one set of parts (see GemmKernel), four ways to put them together, and the choice of one when a problem is planned.
  *
  *  in place  B is multiplied where it lies: few rows of A, small problems, and a B that stays in the second-level cache
  *            (gemm_in_place.cc);
+ *  copied B  a small B by columns is transposed for many rows of A, and its copy multiplied in place (gemm_copied_b.cc);
  *  columns   A is packed as a whole, and threads share the columns of C: up to some hundred rows (gemm_columns.cc);
  *  blocked   A and B are packed block by block: all else (gemm_blocked.cc).
  *
@@ -41,7 +42,7 @@ struct GemmPlan final : CpuPlan {
         by_item = g.batch > 1 && g.flops() < 16 * kFlopsPerThread;
         slots = by_item ? static_cast<int>(std::min<int64_t>(g.batch, threads)) : 1;
         threads_of_item = by_item ? 1 : threads;
-        for (const auto plan : {in_place, columns, blocked})
+        for (const auto plan : {in_place, copied_b, columns, blocked})
             if (way == nullptr) way = plan(g, threads_of_item);
         if (by_item) plan_items();
         bytes = way->workspace(threads_of_item);

@@ -85,19 +85,26 @@ struct Gemm {
         }
         nr = kernel.nr;
         // Sums are stored in rows, so a column-major C is computed as C^T = B^T A^T; so is one with few columns, since the ways
-        // for few rows then apply. Where all rows are contiguous, that is worth it if vectors would be mostly empty; panels of halves,
-        // which are of two, more than a quarter.
+        // for few rows then apply. Where rows of A need not be packed, or B is, that is worth it if vectors would be mostly empty;
+        // panels of halves, which are of two, more than a quarter.
         constexpr int64_t kFewColumns = 64;
         const bool column_major = c.col != 1 && n > 1 && (m == 1 || std::abs(c.row) < std::abs(c.col));
-        const bool in_rows = a.col == 1 && b.col == 1 && c.col == 1;
-        const bool empty = size == kernel.acc_size ? 16 * n <= 5 * nr : 4 * n <= 3 * round_up(n, nr);
+        const bool converts = size != kernel.acc_size;
+        const bool in_rows = a.col == 1 && c.col == 1 && (b.col == 1 || (converts ? b.row == 1 : may_copy_b()));
+        const bool empty = converts ? 4 * n <= 3 * round_up(n, nr) : 16 * n <= 5 * nr;
         exchanged = column_major || (n <= kFewColumns && m > 4 * n && (!in_rows || empty));
         if (exchanged) {
             std::swap(m, n);
             std::swap(a, b);
             for (Matrix *x : {&a, &b, &c, &d}) std::swap(x->row, x->col);
         }
-        // As few panels of A as can be, and as equal: no row is computed that does not exist.
+        set_size(m, n);
+    }
+
+    /** As few panels of A as can be, and as equal: no row is computed that does not exist. */
+    void set_size(int64_t rows, int64_t cols) {
+        m = rows;
+        n = cols;
         panels_m = std::max<int64_t>(ceil_div(m, kernel.mr), 1);
         low = m / panels_m;
         taller = m % panels_m;
@@ -110,6 +117,13 @@ struct Gemm {
      *  a row of B is dealt out to them. */
     int64_t panel_b(int64_t depth) const { return acc_bytes(nr * depth) + kLine; }
     bool b_is_in_memory() const { return n > kFarB / size / k; }
+    /** Are there so many rows of A, and so little of B, that its columns are worth being transposed? (gemm_copied_b.cc) */
+    bool may_copy_b() const {
+        constexpr int64_t kRows = 17;
+        constexpr double kBytes = 768 * 1024;
+        const bool small = static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(size) <= kBytes;
+        return m >= kRows && a.col == 1 && b.row == 1 && b.col != 1 && n > 1 && small && size == kernel.acc_size;
+    }
     /** Has B rows that a product may pack on its way? */
     bool can_pack_rows() const { return b.col == 1 && n >= nr && kernel.multiply_pack[1] != nullptr; }
     /** B lies in memory as runs: rows where those are contiguous (or nothing is), else columns. */
@@ -279,6 +293,7 @@ private:
 
 /** The way named, for an item that so many threads compute; null where it does not pay. Best first. */
 std::unique_ptr<const Way> in_place(const Gemm &gemm, int threads);
+std::unique_ptr<const Way> copied_b(const Gemm &gemm, int threads);
 std::unique_ptr<const Way> columns(const Gemm &gemm, int threads);
 std::unique_ptr<const Way> blocked(const Gemm &gemm, int threads); // always pays
 

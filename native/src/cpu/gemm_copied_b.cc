@@ -1,0 +1,89 @@
+/* gemm with a copy of B: a small one whose columns are contiguous is transposed for many rows of A, in strips of columns, each of which
+ * is multiplied in place, by rows (gemm_in_place.cc): that needs no packed A. Each thread transposes what it multiplies, since lines that
+ * one core has written come slowly to another. */
+#include "cpu/gemm_way.h"
+#include "cpu/thread_pool.h"
+#include "cpu/tiles.h"
+
+namespace infini::gemm {
+
+namespace {
+
+constexpr int64_t kStrips = 4;     // of a second-level cache: in one is a strip's copy
+constexpr int64_t kStripCols = 64; // at least, since each strip reads all of A
+constexpr int64_t kTaskRows = 96;  // of A, at least, where rows are shared out: each thread transposes for itself
+
+struct CopiedB final : Way {
+    int64_t task_m, task_n;         // of C: a task
+    int64_t parts, strips;          // tasks: by rows, by columns
+    int64_t ld, bytes_b, bytes_way; // a thread: elements from row to row of the copy; it, and what its products need
+    std::unique_ptr<const Way> ways[2][2]; // by whether a task has fewer rows, and fewer columns; null where none has
+
+    bool applies = true; // is the copy small enough for these?
+
+    CopiedB(const Gemm &gemm, int threads) : Way(gemm), bytes_way(0) {
+        constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
+        const int64_t fits = std::max(second_level_cache() / kStrips / size / k / nr * nr, kStripCols);
+        task_n = round_up(ceil_div(n, std::max(ceil_div(n, fits), std::min<int64_t>(threads, n / kStripCols))), nr);
+        strips = ceil_div(n, task_n);
+        const int64_t wanted = threads == 1 ? 1 : ceil_div(threads * kEach, strips);
+        task_m = round_up(ceil_div(m, std::min(wanted, ceil_div(m, kTaskRows))), kernel.in_place_rows);
+        parts = ceil_div(m, task_m);
+        // Rows an odd number of cache lines apart meet in no set of a cache before all are in use.
+        const int64_t line = kLine / size;
+        ld = (ceil_div(std::min(n, task_n), line) | 1) * line;
+        bytes_b = acc_bytes(k * ld);
+        for (const bool fewer_rows : {false, true})
+            for (const bool fewer_cols : {false, true}) {
+                const int64_t rows = fewer_rows ? m - (parts - 1) * task_m : std::min(m, task_m),
+                              cols = fewer_cols ? n - (strips - 1) * task_n : std::min(n, task_n);
+                if ((fewer_rows && rows >= std::min(m, task_m)) || (fewer_cols && cols >= std::min(n, task_n)))
+                    continue;
+                Gemm part = gemm;
+                part.b = {0, ld, 1};
+                part.set_size(rows, cols);
+                auto &way = ways[fewer_rows][fewer_cols];
+                way = in_place(part, 1);
+                applies = applies && way != nullptr;
+                if (way != nullptr) bytes_way = std::max(bytes_way, way->workspace(1));
+            }
+    }
+    int64_t workspace(int threads) const override { return (bytes_b + bytes_way) * threads; }
+    std::string describe() const override {
+        return "B transposed, " + text(parts) + " x " + text(strips) + " tasks " + ways[0][0]->describe();
+    }
+
+    void run(const Run &r) const override {
+        const TransposeTile transpose = kernels().transpose[log2_of(size)];
+        Shares shares(strips * parts, r.threads);
+        parallel_for(r.threads, r.threads, [&](int64_t share, int slot) {
+            char *const copy = r.workspace + slot * (bytes_b + bytes_way);
+            int64_t copied = -1; // which strip
+            shares.work(share, [&](int64_t t) {
+                const int64_t strip = t / parts, i0 = t % parts * task_m, j0 = strip * task_n;
+                const int64_t rows = std::min(task_m, m - i0), cols = std::min(task_n, n - j0);
+                if (strip != copied) transpose(copy, {ld, nullptr}, at_b(r.b, 0, j0), {b.col, nullptr}, k, cols, false);
+                copied = strip;
+                Run part = r;
+                part.c = at_c(r.c, i0, j0);
+                part.a = at_a(r.a, i0, 0);
+                part.b = copy;
+                part.d = r.d + (i0 * d.row + j0 * d.col) * size;
+                part.workspace = copy + bytes_b;
+                part.threads = 1;
+                ways[rows < std::min(m, task_m)][cols < std::min(n, task_n)]->run(part);
+            });
+        });
+    }
+};
+
+} // namespace
+
+std::unique_ptr<const Way> copied_b(const Gemm &gemm, int threads) {
+    if (!gemm.may_copy_b()) return nullptr;
+    auto way = std::make_unique<CopiedB>(gemm, threads);
+    if (!way->applies) return nullptr;
+    return way;
+}
+
+} // namespace infini::gemm
