@@ -406,22 +406,23 @@ def test_few_columns_are_shared_by_rows(
 
 # Columns: vectors that are mostly empty, full but for a few, whole, and two or three strips of them.
 @pytest.mark.parametrize("n", [5, 11, 14, 17, 24, 31, 32, 40, 56, 64, 200])
-@pytest.mark.parametrize("in_b", ["rows", "columns"])
+@pytest.mark.parametrize("in_columns", ["", "a", "b", "ab"], ids="in_columns={}".format)
 @pytest.mark.parametrize("op", ["gemm", "gemm_add"])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_row_of_a_product_with_few_columns(
     op: str,
     dtype: str,
-    in_b: str,
+    in_columns: str,
     n: int,
     rng: np.random.Generator,
     num_threads: Threads,
     record_property: Record,
 ) -> None:
     """Many rows, which are multiplied as they are or, transposed, as the columns: of a B that is little and
-    lies in columns, each thread makes itself a copy in rows. In K blocks, one of them short."""
+    lies in columns, each thread makes itself a copy in rows; A is read in columns if these are short. In K
+    blocks, one of them short."""
     a, b, d = (_normal(rng, dtype, *shape) for shape in ((700, 530), (530, n), (700, n)))
-    b = np.asfortranarray(b) if in_b == "columns" else b
+    b = np.asfortranarray(b) if "b" in in_columns else b
     call, others = getattr(infiniop_py, op), (d,) if op == "gemm_add" else ()
     num_threads(1)
     whole = call(a, b, *others)
@@ -429,8 +430,9 @@ def test_a_row_of_a_product_with_few_columns(
     for m, count in itertools.product(heights, (1, 2, 8)):
         num_threads(count)
         rows = rng.permutation(700)[:m]
+        of_a = np.asfortranarray(a[rows]) if "a" in in_columns else a[rows]
         _spoil_workspace()
-        got = call(a[rows], b, *(x[rows] for x in others))
+        got = call(of_a, b, *(x[rows] for x in others))
         assert_same_bits(got, whole[rows], f"{m} rows, {count} threads")
     record_property("cases", 3 * len(heights))
 

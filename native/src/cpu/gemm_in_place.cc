@@ -94,7 +94,7 @@ struct InPlace final : Way {
             return a_fits(g) && !(far_b(g) && crowded(g));
         if (far_b(g)) return false;
         const bool far = std::abs(g.b.row) * g.size >= kInPlaceFarRows && g.m >= kInPlaceManyRows;
-        return !converts(g) && g.a.col == 1 && !far;
+        return !converts(g) && g.reads_a() && !far;
     }
     /** Is there more of B than the second-level cache keeps beside all else? */
     static bool far_b(const Gemm &g) {
