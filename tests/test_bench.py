@@ -58,6 +58,7 @@ def test_list_names_each_row_once(capsys: pytest.CaptureFixture[str]) -> None:
         "gemm F64 4096x4096x4096 contiguous",
         "gemm F16 128x4096x4096 contiguous",
         "gemm BF16 1x4096x11008 b transposed",
+        "gemm BF16 300x300x64 a transposed",
         "gemm F32 64x128x64x128 contiguous",
         "gemm F32 16x16x16 contiguous",
         "mul I32 64000000 contiguous",
@@ -222,7 +223,7 @@ def test_an_interrupted_run_shows_what_it_has(
     monkeypatch.setattr(command, "measure_row", once)
     assert tiny() == 130
     out = capsys.readouterr().out
-    assert "interrupted after 1 of 3 rows" in out
+    assert "interrupted after 1 of 4 rows" in out
     assert "4x8x16" in out
 
 
@@ -301,7 +302,7 @@ def test_progress_says_minutes_of_long_runs(
 
 def test_traffic_counts_each_operand_once() -> None:
     assert rows.gemm(DType.F32, (2, 3, 5)).traffic == 4 * (2 * 5 + 2 * 3 + 3 * 5)
-    assert rows.gemm(DType.F16, (7, 2, 3, 5), transposed=True).traffic == 2 * 7 * (2 * 5 + 2 * 3 + 3 * 5)
+    assert rows.gemm(DType.F16, (7, 2, 3, 5), rows.B_TRANSPOSED).traffic == 2 * 7 * (2 * 5 + 2 * 3 + 3 * 5)
     assert rows.gemm(DType.F16, (7, 2, 3, 5)).flops == 2 * 7 * 2 * 3 * 5
     assert rows.broadcast_row("add", DType.F32, (10, 20)).traffic == 4 * (2 * 200 + 20)
     assert rows.in_place("add", DType.F32, (10, 20)).traffic == 4 * 3 * 200
@@ -518,8 +519,12 @@ def test_a_contender_as_slow_as_the_budget_is_called_once() -> None:
 # ---- the contenders do the work they are timed for ---------------------------------------------------------
 
 TINY_CASES = [
-    *(rows.gemm(dtype, (5, 8, 6), transposed=t) for dtype in rows.DTYPES["gemm"] for t in (False, True)),
-    *(rows.gemm(dtype, (3, 5, 8, 6), transposed=t) for dtype in rows.DTYPES["gemm"] for t in (False, True)),
+    *(rows.gemm(dtype, (5, 8, 6), layout) for dtype in rows.DTYPES["gemm"] for layout in rows.GEMM_LAYOUTS),
+    *(
+        rows.gemm(dtype, (3, 5, 8, 6), layout)
+        for dtype in rows.DTYPES["gemm"]
+        for layout in rows.GEMM_LAYOUTS
+    ),
     *(
         layout(op, dtype, (6, 7))
         for op in ("add", "mul")

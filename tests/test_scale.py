@@ -367,7 +367,7 @@ def test_rows_are_rows_of_bench() -> None:
     for dtype in validate.DTYPES:
         for work, case in validate.cases(dtype):
             assert case.traffic == work.bytes
-            assert case.op != "gemm" or (case.flops == work.flops and case.layout == rows.TRANSPOSED)
+            assert case.op != "gemm" or (case.flops == work.flops and case.layout == rows.B_TRANSPOSED)
 
 
 def test_a_row_is_measured() -> None:

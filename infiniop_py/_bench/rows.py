@@ -124,28 +124,33 @@ class Case:
         scale, probe = 1, None
         while probe != self.shape:
             probe = (*batch, min(m, 64 * scale), min(k, 256 * scale), min(n, 256 * scale))
-            yield gemm(self.dtype, probe, transposed=self.layout == TRANSPOSED)
+            yield gemm(self.dtype, probe, self.layout)
             scale *= 2
 
 
 # ---- one case of each kind ---------------------------------------------------------------------------------
 
 CONTIGUOUS = "contiguous"
-TRANSPOSED = "b transposed"
+A_TRANSPOSED = "a transposed"
+B_TRANSPOSED = "b transposed"
 
 
 def _case(op: str, dtype: DType, shape: tuple[int, ...], layout: str, *operands: Operand) -> Case:
     return Case(op, dtype, shape, layout, operands, tuple(range(len(operands))))
 
 
-def gemm(dtype: DType, shape: tuple[int, ...], *, transposed: bool = False) -> Case:
-    """([batch,] M, K, N); a transposed b lies in memory as ([batch,] N, K)."""
+def gemm(dtype: DType, shape: tuple[int, ...], layout: str = CONTIGUOUS) -> Case:
+    """([batch,] M, K, N); a transposed a lies in memory as ([batch,] K, M), b as ([batch,] N, K)."""
     *batch, m, k, n = shape
-    b = dense(*batch, n, k)
-    b = permuted(b, (*range(len(batch)), len(batch) + 1, len(batch))) if transposed else dense(*batch, k, n)
-    layout = TRANSPOSED if transposed else CONTIGUOUS
-    case = _case("gemm", dtype, shape, layout, dense(*batch, m, n), dense(*batch, m, k), b)
-    return replace(case, flops=2 * prod(shape))
+
+    def matrix(rows: int, columns: int, *, transposed: bool) -> Operand:
+        if not transposed:
+            return dense(*batch, rows, columns)
+        return permuted(dense(*batch, columns, rows), (*range(len(batch)), len(batch) + 1, len(batch)))
+
+    a = matrix(m, k, transposed=layout == A_TRANSPOSED)
+    b = matrix(k, n, transposed=layout == B_TRANSPOSED)
+    return replace(_case("gemm", dtype, shape, layout, dense(*batch, m, n), a, b), flops=2 * prod(shape))
 
 
 def elementwise(op: str, dtype: DType, shape: tuple[int, ...]) -> Case:
@@ -173,7 +178,7 @@ def strided(op: str, dtype: DType, shape: tuple[int, ...]) -> Case:
 
 def transposed_operand(op: str, dtype: DType, shape: tuple[int, ...]) -> Case:
     a = permuted(dense(*shape[::-1]), tuple(range(len(shape)))[::-1])
-    return _case(op, dtype, shape, "a transposed", dense(*shape), a, dense(*shape))
+    return _case(op, dtype, shape, A_TRANSPOSED, dense(*shape), a, dense(*shape))
 
 
 def add_rms_norm(dtype: DType, shape: tuple[int, ...]) -> Case:
@@ -193,6 +198,7 @@ _GEMM_DTYPES = (DType.F32, DType.F64, DType.BF16, DType.F16)
 _HALVES_AND_F32 = (DType.F32, DType.F16, DType.BF16)
 _ELEMENTWISE_DTYPES = (DType.F32, DType.F16, DType.BF16, DType.I32)
 _EACH_SIZE = (DType.U8, DType.F16, DType.F32, DType.F64)  # 1, 2, 4, 8 bytes
+GEMM_LAYOUTS = (CONTIGUOUS, B_TRANSPOSED, A_TRANSPOSED)
 _LAYOUTS = (in_place, broadcast_row, strided, transposed_operand)
 
 CUBES = (256, 512, 1024, 2048, 4096)
@@ -200,6 +206,7 @@ TALL = tuple((m, 4096, 4096) for m in (128, 256, 512, 1024))
 SKINNY_ROWS = (1, 4, 16, 32)
 SKINNY_WEIGHTS = ((2048, 2048), (4096, 4096), (4096, 11008))
 BATCHED = ((32, 64, 128, 96), (64, 128, 64, 128))
+LAYERS = ((128, 128, 128), (300, 300, 64), (4096, 64, 64))  # of small networks, and their gradients
 TINY = (16, 32, 64)
 IN_CACHE, IN_MEMORY = (1000, 1000), (8000, 8000)  # 1e6 and 64e6 elements
 
@@ -211,9 +218,13 @@ def _gemms() -> Iterator[Case]:
     for dtype in _HALVES_AND_F32:
         for weights in SKINNY_WEIGHTS:
             for m in SKINNY_ROWS:
-                for transposed in (False, True):
-                    case = gemm(dtype, (m, *weights), transposed=transposed)
+                for layout in (CONTIGUOUS, B_TRANSPOSED):
+                    case = gemm(dtype, (m, *weights), layout)
                     yield replace(case, streams=m == 1 and weights == SKINNY_WEIGHTS[-1])
+    for dtype in (DType.F32, DType.BF16):
+        for layer in LAYERS:
+            for layout in GEMM_LAYOUTS:
+                yield gemm(dtype, layer, layout)
     for dtype in _GEMM_DTYPES:
         for shape in BATCHED:
             yield gemm(dtype, shape)
@@ -297,7 +308,7 @@ def own_cases(op: str, dtype: DType, shape: tuple[int, ...]) -> list[Case]:
         raise ValueError(f"{op} is not measured in {dtype}")
     if op == "gemm":
         small = max(shape) <= max(TINY)
-        return [replace(gemm(dtype, shape, transposed=which), small=small) for which in (False, True)]
+        return [replace(gemm(dtype, shape, layout), small=small) for layout in GEMM_LAYOUTS]
     if op == "add_rms_norm":
         return [add_rms_norm(dtype, shape)]
     if op == "rearrange":

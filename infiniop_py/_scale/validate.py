@@ -70,7 +70,7 @@ def timer(budget: float) -> Timer:
 
 
 def _weights(dtype: DType, shape: tuple[int, int, int]) -> rows.Case:
-    return rows.gemm(dtype, shape, transposed=True)
+    return rows.gemm(dtype, shape, rows.B_TRANSPOSED)
 
 
 def _overlap(both: Work, rates: Rates, seconds: float) -> float:
