@@ -90,7 +90,8 @@ struct Gemm {
         constexpr int64_t kFewColumns = 64;
         const bool column_major = c.col != 1 && n > 1 && (m == 1 || std::abs(c.row) < std::abs(c.col));
         const bool converts = size != kernel.acc_size;
-        const bool in_rows = c.col == 1 && reads_a() && (b.col == 1 || (converts ? b.row == 1 : may_copy_b()));
+        const bool in_rows =
+            c.col == 1 && reads_a() && b_is_small() && (b.col == 1 || (converts ? b.row == 1 : may_copy_b()));
         const bool empty = converts ? 4 * n <= 3 * round_up(n, nr) : 16 * n <= 5 * nr;
         exchanged = column_major || (n <= kFewColumns && m > 4 * n && (!in_rows || empty));
         if (exchanged) {
@@ -117,18 +118,22 @@ struct Gemm {
      *  a row of B is dealt out to them. */
     int64_t panel_b(int64_t depth) const { return acc_bytes(nr * depth) + kLine; }
     bool b_is_in_memory() const { return n > kFarB / size / k; }
-    /** May many rows of A be read where they lie? Those of a transposed A, if it has few columns, or their elements are near each other:
-     *  the cache lines that some rows are in are read again for the next ones. */
+    /** Does it stay in a second-level cache beside all else? */
+    bool b_is_small() const {
+        constexpr double kBytes = 768 * 1024;
+        return static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(size) <= kBytes;
+    }
+    /** May many rows of A be read where they lie, or packed in little time? Those of a transposed A, if it has few columns, or elements
+     *  that need no packing are near each other: the cache lines that some rows are in are read again for the next ones. */
     bool reads_a() const {
         constexpr int64_t kFew = 64, kNear = 2048; // bytes
-        return a.col == 1 || (a.row == 1 && c.col == 1 && (k <= kFew || std::abs(a.col) <= kNear / size));
+        const bool near = size == kernel.acc_size && std::abs(a.col) <= kNear / size;
+        return a.col == 1 || (a.row == 1 && c.col == 1 && (k <= kFew || near));
     }
     /** Are there so many rows of A, and so little of B, that its columns are worth being transposed? (gemm_copied_b.cc) */
     bool may_copy_b() const {
         constexpr int64_t kRows = 17;
-        constexpr double kBytes = 768 * 1024;
-        const bool small = static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(size) <= kBytes;
-        return m >= kRows && reads_a() && b.row == 1 && b.col != 1 && n > 1 && small && size == kernel.acc_size;
+        return m >= kRows && reads_a() && b.row == 1 && b.col != 1 && n > 1 && b_is_small() && size == kernel.acc_size;
     }
     /** Has B rows that a product may pack on its way? */
     bool can_pack_rows() const { return b.col == 1 && n >= nr && kernel.multiply_pack[1] != nullptr; }
