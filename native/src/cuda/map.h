@@ -533,7 +533,7 @@ private:
             });
             n = 0;
             for_each_line<true>(ctx.thread(),
-                          [&](int line) { tile[place(line) + chunk] = bits_as<Word<kVectorBytes>>(in[n++]); });
+                                [&](int line) { tile[place(line) + chunk] = bits_as<Word<kVectorBytes>>(in[n++]); });
             return;
         }
         for_each_line<Whole>(ctx.thread(), [&](int line) {
