@@ -48,15 +48,17 @@ struct CopiedB final : Way {
                 if (way != nullptr) bytes_way = std::max(bytes_way, way->workspace(1));
             }
     }
-    int64_t workspace(int threads) const override { return (bytes_b + bytes_way) * threads; }
+    int sharers(int threads) const { return static_cast<int>(std::min<int64_t>(threads, parts * strips)); }
+    int64_t workspace(int threads) const override { return (bytes_b + bytes_way) * sharers(threads); }
     std::string describe() const override {
         return "B transposed, " + text(parts) + " x " + text(strips) + " tasks " + ways[0][0]->describe();
     }
 
     void run(const Run &r) const override {
         const TransposeTile transpose = kernels().transpose[log2_of(size)];
-        Shares shares(strips * parts, r.threads);
-        parallel_for(r.threads, r.threads, [&](int64_t share, int slot) {
+        const int threads = sharers(r.threads);
+        Shares shares(parts * strips, threads);
+        parallel_for(threads, threads, [&](int64_t share, int slot) {
             char *const copy = r.workspace + slot * (bytes_b + bytes_way);
             int64_t copied = -1; // which strip
             shares.work(share, [&](int64_t t) {
