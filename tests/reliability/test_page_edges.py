@@ -19,7 +19,7 @@ from infiniop_py._conformance.cases import OPERANDS
 
 CHILD = Path(__file__).with_name("_page_edge_child.py")
 COLUMNS = ["columns, A packed", "columns, A packed, B packed by rows"]
-WAYS = ["blocked", *COLUMNS, "in place by columns", "in place by rows"]
+WAYS = ["B transposed", "blocked", *COLUMNS, "in place by columns", "in place by rows"]
 PRODUCTS = tuple(op for op in OPERANDS if op.startswith("gemm"))
 OTHERS = tuple(op for op in OPERANDS if op not in PRODUCTS)
 
