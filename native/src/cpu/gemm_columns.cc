@@ -43,9 +43,8 @@ struct Columns final : Way {
     /** Is a panel's product longer than it takes to read the panel where it lies, a cache line of each row? In a small cache those
      *  that were fetched ahead push each other out. Halves that do not come from memory gain by being converted on the way. */
     static bool pays_to_pack_rows(const Gemm &g) {
-        const bool converts = g.size != g.kernel.acc_size;
         return g.can_pack_rows() &&
-               (!g.kernel.has_small_l2 || g.m >= kPackRowsSmallL2 || (converts && !g.b_is_in_memory()));
+               (!g.kernel.has_small_l2 || g.m >= kPackRowsSmallL2 || (g.converts() && !g.b_is_in_memory()));
     }
     /** An A that may be packed as a whole, too; K alone can be as long as 0 strides allow. */
     static bool applies(const Gemm &g) { return run_of(g) > 0 && g.k <= kFewRowsOfA / g.m; }

@@ -22,10 +22,9 @@ constexpr int64_t kInPlaceFewRows = 32, kInPlaceFewRowsSmallL2 = 20; // of A
 constexpr int64_t kInPlaceShort = 128, kInPlaceShortOfRows = 64;
 constexpr int64_t kInPlaceFewRowsRun =
     1024; // so that the next K block, on its way from memory, has room beside this one
-/* More of B than this, of which rows a power of 2 apart would have no room in the cache, is packed for many rows of A. Few rows of A
- * are multiplied with so many rows of it at a time, in longer runs: they have room, those that follow beside them, and memory
+/* Few rows of A are multiplied, of more of B than near_b() or this, with so many rows of it at a time, in longer runs: they have room, those that follow beside them, and memory
  * is faster at long runs. In a smaller cache (see GemmKernel) they have none where rows of B meet in a few of its sets. */
-constexpr int64_t kInPlaceNearB = 768 * 1024, kInPlaceNearBSmallL2 = 256 * 1024, kInPlaceMostNearB = 1024 * 1024;
+constexpr int64_t kInPlaceMostNearB = 1024 * 1024;
 constexpr int64_t kInPlaceShortStep = 32;
 constexpr int64_t kInPlaceShortRun = 4096; // 2048 or 1024 in a smaller cache
 /* Bytes of B up to which its columns need no fetching, and the first rows of a task. Columns that few shuffles transpose come fast
@@ -87,18 +86,18 @@ struct InPlace final : Way {
             return g.b.row == 1 && (g.m <= g.kernel.in_place_rows || packs_for_columns(g)) && a_fits(g);
         if (holds(g) || has_steps(g)) return a_fits(g);
         // Elements are converted at each use, by each group of rows: worth it where packing costs more.
-        const bool packs = converts(g) && g.can_pack_rows() && !g.b_is_in_memory();
+        const bool packs = g.converts() && g.can_pack_rows() && !g.b_is_in_memory();
         const int64_t few = packs ? g.kernel.in_place_rows : kInPlaceFewRows;
         const int64_t few_of_short = packs ? kInPlaceShortOfRows : kInPlaceShort;
-        if (g.m <= few || (converts(g) && std::max(g.m, g.k) <= few_of_short))
+        if (g.m <= few || (g.converts() && std::max(g.m, g.k) <= few_of_short))
             return a_fits(g) && !(far_b(g) && crowded(g));
         if (far_b(g)) return false;
         const bool far = std::abs(g.b.row) * g.size >= kInPlaceFarRows && g.m >= kInPlaceManyRows;
-        return !converts(g) && g.reads_a() && !far;
+        return !g.converts() && g.reads_a() && !far;
     }
     /** Is there more of B than the second-level cache keeps beside all else? */
     static bool far_b(const Gemm &g) {
-        int64_t near = g.kernel.has_small_l2 ? kInPlaceNearBSmallL2 : kInPlaceNearB;
+        int64_t near = g.near_b();
         // For more rows packing wins from there on.
         if (g.m <= kInPlaceFewRows) near = std::clamp(second_level_cache() / 2, near, kInPlaceMostNearB);
         return g.n > near / g.size / g.k;
@@ -133,13 +132,12 @@ struct InPlace final : Way {
     static bool groups_find_b(const Gemm &g) {
         const int64_t row = std::abs(g.b.row) * g.size;
         if (g.m <= kStepsGroup || (row > kStepsNearRows && !rows_meet(row))) return true;
-        return small_l2() && g.m >= kStepMany && (!converts(g) || g.b_is_in_memory());
+        return small_l2() && g.m >= kStepMany && (!g.converts() || g.b_is_in_memory());
     }
-    static bool converts(const Gemm &g) { return g.size != g.kernel.acc_size; }
     /** May A be packed as a whole? K alone can be as long as 0 strides allow. */
-    static bool a_fits(const Gemm &g) { return !converts(g) || g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1); }
+    static bool a_fits(const Gemm &g) { return !g.converts() || g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1); }
 
-    InPlace(const Gemm &gemm, int threads) : Way(gemm), by_rows(b.col == 1 && n > 1), packs_a(converts(gemm)) {
+    InPlace(const Gemm &gemm, int threads) : Way(gemm), by_rows(b.col == 1 && n > 1), packs_a(gemm.converts()) {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         task_m = std::min(m, kInPlaceTaskRows);
         // Narrower columns are faster in short steps.
@@ -150,7 +148,7 @@ struct InPlace final : Way {
         const bool gemv = !by_rows && m == 1, two_sums = gemv && size == sizeof(float); // see sum_columns()
         const int64_t near = by_rows                            ? kRowsNearB
                              : kernel.has_small_l2 && !two_sums ? kColumnsNearBSmallL2
-                             : converts(*this)                  ? kColumnsNearBOfHalves
+                             : converts()                       ? kColumnsNearBOfHalves
                                                                 : kColumnsNearB;
         fetches = !short_steps && n > near / size / k;
         step = short_steps           ? kInPlaceShortStep
@@ -182,8 +180,8 @@ struct InPlace final : Way {
         bytes_a = packs_a ? acc_bytes(k_blocks() * kGemmBlockUnits * m) : 0;
         // Rows of a power of 2 would meet in one set of the first-level cache.
         ld = (shares_k ? round_up(n, nr) : task_n) + (streams ? kLine / kernel.acc_size : 0);
-        by_lines = streams && (!converts(*this) || kernel.unit_k > 1) && b.row * size % kLine == 0 &&
-                   n <= kColumnsFarB / size / k;
+        by_lines =
+            streams && (!converts() || kernel.unit_k > 1) && b.row * size % kLine == 0 && n <= kColumnsFarB / size / k;
         if (by_lines)
             ld += kLine / size + kLine / kernel.acc_size; // the columns before the first line, and those that align
         bytes_blocks = shares_k ? k_blocks() * acc_bytes(m * ld) : 0;

@@ -89,10 +89,9 @@ struct Gemm {
         // panels of halves, which are of two, more than a quarter.
         constexpr int64_t kFewColumns = 64;
         const bool column_major = c.col != 1 && n > 1 && (m == 1 || std::abs(c.row) < std::abs(c.col));
-        const bool converts = size != kernel.acc_size;
         const bool in_rows =
-            c.col == 1 && reads_a() && b_is_small() && (b.col == 1 || (converts ? b.row == 1 : may_copy_b()));
-        const bool empty = converts ? 4 * n <= 3 * round_up(n, nr) : 16 * n <= 5 * nr;
+            c.col == 1 && reads_a() && b_is_small() && (b.col == 1 || (converts() ? b.row == 1 : may_copy_b()));
+        const bool empty = converts() ? 4 * n <= 3 * round_up(n, nr) : 16 * n <= 5 * nr;
         exchanged = column_major || (n <= kFewColumns && m > 4 * n && (!in_rows || empty));
         if (exchanged) {
             std::swap(m, n);
@@ -118,22 +117,25 @@ struct Gemm {
      *  a row of B is dealt out to them. */
     int64_t panel_b(int64_t depth) const { return acc_bytes(nr * depth) + kLine; }
     bool b_is_in_memory() const { return n > kFarB / size / k; }
-    /** Does it stay in a second-level cache beside all else? */
+    /** Are elements not of the type that sums are kept in? */
+    bool converts() const { return size != kernel.acc_size; }
+    /** Bytes of a B that stays in the second-level cache beside many rows of A; more of one, of which rows a power of 2 apart would have
+     *  no room there, is packed for them. */
+    int64_t near_b() const { return (kernel.has_small_l2 ? 256 : 768) * 1024; }
     bool b_is_small() const {
-        constexpr double kBytes = 768 * 1024;
-        return static_cast<double>(n) * static_cast<double>(k) * static_cast<double>(size) <= kBytes;
+        return static_cast<double>(n) * static_cast<double>(k) <= static_cast<double>(near_b() / size);
     }
     /** May many rows of A be read where they lie, or packed in little time? Those of a transposed A, if it has few columns, or elements
      *  that need no packing are near each other: the cache lines that some rows are in are read again for the next ones. */
     bool reads_a() const {
         constexpr int64_t kFew = 64, kNear = 2048; // bytes
-        const bool near = size == kernel.acc_size && std::abs(a.col) <= kNear / size;
+        const bool near = !converts() && std::abs(a.col) <= kNear / size;
         return a.col == 1 || (a.row == 1 && c.col == 1 && (k <= kFew || near));
     }
     /** Are there so many rows of A, and so little of B, that its columns are worth being transposed? (gemm_copied_b.cc) */
     bool may_copy_b() const {
         constexpr int64_t kRows = 17;
-        return m >= kRows && reads_a() && b.row == 1 && b.col != 1 && n > 1 && b_is_small() && size == kernel.acc_size;
+        return !converts() && m >= kRows && reads_a() && b.row == 1 && b.col != 1 && n > 1 && b_is_small();
     }
     /** Has B rows that a product may pack on its way? */
     bool can_pack_rows() const { return b.col == 1 && n >= nr && kernel.multiply_pack[1] != nullptr; }
@@ -221,7 +223,7 @@ struct Gemm {
     /** Has what lies in rows i0.., columns j0.. of C brought nearer: else whoever stores a tile's sums there waits for each line.
      *  Always inlined: the compiler drops calls of a function that does nothing but fetch. */
     [[gnu::always_inline]] void fetch_c(const char *pc, int64_t i0, int64_t j0, int64_t rows, int64_t cols) const {
-        if (c.col != 1 || size != kernel.acc_size) return; // rows of halves are so short that they gain nothing
+        if (c.col != 1 || converts()) return; // rows of halves are so short that they gain nothing
         for (int64_t i = i0; i < i0 + rows; ++i) {
             const char *const row = pc + (i * c.row + j0) * size, *const end = row + cols * size;
             for (const char *p = row; p < end; p += kLine) __builtin_prefetch(p);
