@@ -1,12 +1,15 @@
 /* Rows of add and mul. */
 
+/* Exchanged: what gives the same of b and a. Kernels of two unlike operands are written, and compiled, in one order of them. */
 struct Add {
+    using Exchanged = Add;
     template <class T>
     static INFINI_INLINE T apply(T a, T b) {
         return a + b;
     }
 };
 struct Mul {
+    using Exchanged = Mul;
     template <class T>
     static INFINI_INLINE T apply(T a, T b) {
         return a * b;
@@ -25,13 +28,18 @@ INFINI_INLINE Block<T> apply(Block<T> a, const Block<T> &b) {
     return a;
 }
 
-/* Operands in blocks: of unit stride, one element for all, or of any stride that is near(). */
+/* Operands in blocks: of unit stride, one element for all, or of any stride that is near(). with_stride(f) is f(these, as blocks of
+ * which the stride is known). */
 template <class T>
 struct Unit {
     INFINI_INLINE Unit(const T *from, int64_t) : p(from) {}
     INFINI_INLINE Block<T> at(int64_t i) const { return load_block(p + i); }
     INFINI_INLINE Block<T> end(int64_t i) const { return at(i); }
     INFINI_INLINE Block<T> at_n(int64_t i, int64_t n) const { return load_block_n(p + i, n); }
+    template <class F>
+    INFINI_INLINE void with_stride(F &&f) const {
+        f(*this);
+    }
     const T *p;
 };
 template <class T>
@@ -44,6 +52,10 @@ struct Element {
     INFINI_INLINE Block<T> at(int64_t) const { return all; }
     INFINI_INLINE Block<T> end(int64_t) const { return all; }
     INFINI_INLINE Block<T> at_n(int64_t, int64_t) const { return all; }
+    template <class F>
+    INFINI_INLINE void with_stride(F &&f) const {
+        f(*this);
+    }
     Block<T> all;
 };
 template <class T, int64_t kStep>
@@ -61,9 +73,8 @@ struct Every {
 template <class T>
 struct Near {
     INFINI_INLINE Near(const T *from, int64_t step_) : p(from), step(step_) {}
-    /** f(these as blocks of which the stride is known) */
     template <class F>
-    INFINI_INLINE auto fixed(F &&f) const {
+    INFINI_INLINE void with_stride(F &&f) const {
         switch (step) {
         case -1: return f(Every<T, -1>{p});
         case 2: return f(Every<T, 2>{p});
@@ -81,15 +92,9 @@ struct Near {
     const T *p;
     int64_t step;
 };
-template <class Source>
-constexpr bool kIsNear = false;
-template <class T>
-constexpr bool kIsNear<Near<T>> = true;
-
-/** Unit stride of c; a and b in blocks. Halves are rounded right: F32, in which they are computed, has more than
- *  2p + 2 bits. */
-template <class Op, class T, bool Stream, class A, class B>
-INFINI_INLINE void binary_unit(T *c, const A a, const B b, int64_t n) {
+/** Unit stride of c and a; b in blocks. Halves are rounded right: F32, in which they are computed, has more than 2p + 2 bits. */
+template <class Op, class T, bool Stream, class B>
+INFINI_INLINE void binary_unit(T *c, const Unit<T> a, const B b, int64_t n) {
     constexpr int N = Block<T>::N;
     if (n < N) return n > 0 ? store_block_n(c, apply<Op>(a.at_n(0, n), b.at_n(0, n)), n) : void();
     // Aligned stores: one across two cache lines costs two, and streamed ones have to be. The first and the last block overlap
@@ -97,29 +102,23 @@ INFINI_INLINE void binary_unit(T *c, const A a, const B b, int64_t n) {
     int64_t i = unaligned_head(c, n);
     const int64_t head = i, tail = (n - i) % N;
     Packed<T> first, last;
-    if (head > 0) first = pack(apply<Op>(a.end(0), b.end(0)));
-    if (tail > 0) last = pack(apply<Op>(a.end(n - N), b.end(n - N)));
+    if (head > 0) first = pack(apply<Op>(a.at(0), b.end(0)));
+    if (tail > 0) last = pack(apply<Op>(a.at(n - N), b.end(n - N)));
     // A line that has just been streamed must not be written again: it would have to be read back.
     if (Stream && head > 0) put_n(c, first, head);
-    const auto blocks = [&](const auto &x, const auto &y) INFINI_INLINE_LAMBDA {
-        for (; i + N <= n; i += N) store_block<Stream>(c + i, apply<Op>(x.at(i), y.at(i)));
-    };
-    if constexpr (kIsNear<A>)
-        a.fixed([&](const auto &x) INFINI_INLINE_LAMBDA { blocks(x, b); });
-    else if constexpr (kIsNear<B>)
-        b.fixed([&](const auto &y) INFINI_INLINE_LAMBDA { blocks(a, y); });
-    else
-        blocks(a, b);
+    b.with_stride([&](const auto &y) INFINI_INLINE_LAMBDA {
+        for (; i + N <= n; i += N) store_block<Stream>(c + i, apply<Op>(a.at(i), y.at(i)));
+    });
     if (Stream) return tail > 0 ? store_block_n(c + i, apply<Op>(a.at_n(i, tail), b.at_n(i, tail)), tail) : void();
     if (head > 0) put<false>(c, first);
     if (tail > 0) put<false>(c + n - N, last);
 }
 
 /** Rows of it, each operand's a step apart. */
-template <class Op, class T, bool Stream, class A, class B>
-INFINI_CALLED void binary_units(Stepped<T> c, Stepped<const T> a, Stepped<const T> b, int64_t a_col, int64_t b_col,
-                                int64_t rows, int64_t n) {
-    for (int64_t i = 0; i < rows; ++i) binary_unit<Op, T, Stream>(c[i], A(a[i], a_col), B(b[i], b_col), n);
+template <class Op, class T, bool Stream, class B>
+INFINI_CALLED void binary_units(Stepped<T> c, Stepped<const T> a, Stepped<const T> b, int64_t b_col, int64_t rows,
+                                int64_t n) {
+    for (int64_t i = 0; i < rows; ++i) binary_unit<Op, T, Stream>(c[i], Unit<T>(a[i], 1), B(b[i], b_col), n);
 }
 /** Strides of a and b that have kernels: one of them is 1, the other near(). Kernels of two others would be as much code as all of
  *  these; binary_far() copies one of the two, and it is so, too. */
@@ -127,14 +126,17 @@ INFINI_INLINE bool joined(int64_t a, int64_t b) { return (a == 1 && near(b)) || 
 /** Where a and b are joined(). */
 template <class Op, class T, bool Stream>
 INFINI_INLINE void binary_near(TileOperand c_, TileOperand a_, TileOperand b_, int64_t rows, int64_t n) {
-    const Stepped<T> c{static_cast<T *>(c_.p), c_.row};
-    const Stepped<const T> a{static_cast<const T *>(a_.p), a_.row}, b{static_cast<const T *>(b_.p), b_.row};
-    const auto units = a_.col == 1 && b_.col == 1   ? binary_units<Op, T, Stream, Unit<T>, Unit<T>>
-                       : a_.col == 1 && b_.col == 0 ? binary_units<Op, T, Stream, Unit<T>, Element<T>>
-                       : a_.col == 0 && b_.col == 1 ? binary_units<Op, T, Stream, Element<T>, Unit<T>>
-                       : a_.col == 1                ? binary_units<Op, T, Stream, Unit<T>, Near<T>>
-                                                    : binary_units<Op, T, Stream, Near<T>, Unit<T>>;
-    units(c, a, b, a_.col, b_.col, rows, n);
+    const bool in_order = a_.col == 1;
+    const TileOperand &x = in_order ? a_ : b_, &y = in_order ? b_ : a_;
+    const auto units = [&](auto op) INFINI_INLINE_LAMBDA {
+        using Way = decltype(op);
+        return y.col == 1   ? binary_units<Way, T, Stream, Unit<T>>
+               : y.col == 0 ? binary_units<Way, T, Stream, Element<T>>
+                            : binary_units<Way, T, Stream, Near<T>>;
+    };
+    (in_order ? units(Op{}) : units(typename Op::Exchanged{}))({static_cast<T *>(c_.p), c_.row},
+                                                               {static_cast<const T *>(x.p), x.row},
+                                                               {static_cast<const T *>(y.p), y.row}, y.col, rows, n);
 }
 
 /** Any strides. What binary_near() does not take passes through small buffers, so that the arithmetic is always done in vectors:

@@ -124,7 +124,7 @@ constexpr auto kBandsOf = sizeof(T) == 1   ? binary_bands<uint8_t>
 #if defined(__SSE2__)
 /** A cache line of each of as many rows as elements make a line: the transposed operand, x, passes through registers alone. */
 template <class Op, class T, bool kStream>
-INFINI_INLINE void binary_square(Stepped<T> c, Stepped<const T> x, Stepped<const T> y, bool y_first) {
+INFINI_INLINE void binary_square(Stepped<T> c, Stepped<const T> x, Stepped<const T> y) {
     constexpr int64_t kRows = 16 / sizeof(T), kSide = kLine / sizeof(T), kCols = sizeof(Wide) / sizeof(T);
     constexpr int64_t N = Block<T>::N;
 #pragma GCC unroll 1
@@ -142,7 +142,7 @@ INFINI_INLINE void binary_square(Stepped<T> c, Stepped<const T> x, Stepped<const
 #pragma GCC unroll 4
             for (int64_t j = 0; j < kSide; j += N) {
                 const Block<T> from_x = load_block(lines[r] + j), from_y = load_block(y[i + r] + j);
-                store_block<kStream>(c[i + r] + j, y_first ? apply<Op>(from_y, from_x) : apply<Op>(from_x, from_y));
+                store_block<kStream>(c[i + r] + j, apply<Op>(from_x, from_y));
             }
     }
 }
@@ -157,8 +157,8 @@ constexpr TransposeTile kTransposeOf = sizeof(T) == 1   ? transpose_tile<uint8_t
 
 /** Squares side by side, then those below them. Nothing overlaps: c may be y. */
 template <class Op, class T, bool kStream>
-void binary_squares(Stepped<T> c, Stepped<const T> x, const T *y, int64_t y_row, int64_t y_col, bool y_first,
-                    int64_t rows, int64_t cols, bool far) {
+void binary_squares(Stepped<T> c, Stepped<const T> x, const T *y, int64_t y_row, int64_t y_col, int64_t rows,
+                    int64_t cols, bool far) {
     constexpr int64_t kSide = kLine / sizeof(T);
     alignas(kLine) T x_lines[kSide * kSide], y_lines[kSide * kSide];
     const bool collide = x.collide(kSide);
@@ -187,14 +187,13 @@ void binary_squares(Stepped<T> c, Stepped<const T> x, const T *y, int64_t y_row,
                 if (collide) from_x = copy_square(x_lines, from_x);
                 // Here because loads wait for stores whose addresses end in the same bits.
                 if (from_y.collide(kSide)) from_y = copy_square(y_lines, from_y);
-                binary_square<Op, T, kStream>(to, from_x, from_y, y_first);
+                binary_square<Op, T, kStream>(to, from_x, from_y);
                 continue;
             }
 #endif
             kTransposeOf<T>(x_lines, {kSide, nullptr}, from_x.p, {from_x.step, nullptr}, n_rows, n_cols, false);
-            const TileOperand lines{x_lines, kSide, 1}, other{const_cast<T *>(from_y.p), from_y.step, 1};
-            binary_rows<Op, T, false>({to.p, to.step, 1}, y_first ? other : lines, y_first ? lines : other, n_rows,
-                                      n_cols);
+            binary_rows<Op, T, false>({to.p, to.step, 1}, {x_lines, kSide, 1},
+                                      {const_cast<T *>(from_y.p), from_y.step, 1}, n_rows, n_cols);
         }
 }
 
@@ -218,11 +217,15 @@ void binary_tile(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int6
     if (!kSquares<T> || (stream && sizeof(T) < 8) || (anywhere && (sizeof(T) >= 4 || (alike && !near))))
         return kBandsOf<T>(stream ? binary_rows<Op, T, true> : binary_rows<Op, T, false>, c, a, b, rows, cols, stream);
     if constexpr (kSquares<T>) {
-        const bool y_first = !transposed(a);
-        const TileOperand &x = y_first ? b : a, &y = y_first ? a : b;
+        const bool in_order = transposed(a);
+        const TileOperand &x = in_order ? a : b, &y = in_order ? b : a;
         const Stepped<const T> from{static_cast<const T *>(x.p), x.col};
-        const auto squares = stream ? binary_squares<Op, T, sizeof(T) == 8> : binary_squares<Op, T, false>;
-        squares(to, from, static_cast<const T *>(y.p), y.row, y.col, y_first, rows, cols, stream);
+        const auto squares = [&](auto op) INFINI_INLINE_LAMBDA {
+            using Way = decltype(op);
+            return stream ? binary_squares<Way, T, sizeof(T) == 8> : binary_squares<Way, T, false>;
+        };
+        (in_order ? squares(Op{}) : squares(typename Op::Exchanged{}))(to, from, static_cast<const T *>(y.p), y.row,
+                                                                       y.col, rows, cols, stream);
     }
 }
 
