@@ -28,14 +28,15 @@ INFINI_INLINE Block<T> apply(Block<T> a, const Block<T> &b) {
     return a;
 }
 
-/* Operands in blocks: of unit stride, one element for all, or of any stride that is near(). with_stride(f) is f(these, as blocks of
- * which the stride is known). */
+/* Operands in blocks: of unit stride, one element for all, or of another stride: that is near(), or any if kSingle.
+ * with_stride(f) is f(these, as blocks of which the stride is known). fast(): whether a block takes no longer than to store it. */
 template <class T>
 struct Unit {
     INFINI_INLINE Unit(const T *from, int64_t) : p(from) {}
     INFINI_INLINE Block<T> at(int64_t i) const { return load_block(p + i); }
     INFINI_INLINE Block<T> end(int64_t i) const { return at(i); }
     INFINI_INLINE Block<T> at_n(int64_t i, int64_t n) const { return load_block_n(p + i, n); }
+    INFINI_INLINE bool fast() const { return true; }
     template <class F>
     INFINI_INLINE void with_stride(F &&f) const {
         f(*this);
@@ -52,6 +53,7 @@ struct Element {
     INFINI_INLINE Block<T> at(int64_t) const { return all; }
     INFINI_INLINE Block<T> end(int64_t) const { return all; }
     INFINI_INLINE Block<T> at_n(int64_t, int64_t) const { return all; }
+    INFINI_INLINE bool fast() const { return true; }
     template <class F>
     INFINI_INLINE void with_stride(F &&f) const {
         f(*this);
@@ -70,20 +72,52 @@ struct Every {
     }
     const T *p;
 };
+/** Elements that are loaded one by one are as soon in a vector as others, if they are few. */
 template <class T>
-struct Near {
-    INFINI_INLINE Near(const T *from, int64_t step_) : p(from), step(step_) {}
+constexpr bool kSingle = sizeof(T) >= 4;
+template <class T>
+struct Single {
+    template <size_t... I>
+    static INFINI_INLINE Block<T> join(const T *x, Indices<I...>) {
+        const typename Packed<T>::Vector whole = {x[I]...};
+        return unpack(Packed<T>{{whole}});
+    }
+    INFINI_INLINE Block<T> at(int64_t i) const {
+        constexpr int kTogether = 4; // whose addresses take few registers
+        T x[Block<T>::N];
+        Stepped<const T> from{p + i * step, step * kTogether};
+#pragma GCC unroll 16
+        for (int j = 0; j < Block<T>::N; j += kTogether) {
+#pragma GCC unroll 4
+            for (int lane = 0; lane < kTogether && j + lane < Block<T>::N; ++lane) x[j + lane] = from.p[lane * step];
+            from.advance();
+        }
+        return join(x, typename Count<Block<T>::N>::type{});
+    }
+    const T *p;
+    int64_t step;
+};
+template <class T>
+struct Strided {
+    INFINI_INLINE Strided(const T *from, int64_t step_) : p(from), step(step_) {}
     template <class F>
     INFINI_INLINE void with_stride(F &&f) const {
         switch (step) {
         case -1: return f(Every<T, -1>{p});
         case 2: return f(Every<T, 2>{p});
         case 3: return f(Every<T, 3>{p});
-        default: return f(Every<T, 4>{p});
+        case 4: return f(Every<T, 4>{p});
         }
+        if constexpr (kSingle<T>) f(Single<T>{p, step});
     }
-    /* At the ends of a row, by what is called: twice as much code is not worth it. */
-    INFINI_INLINE Block<T> end(int64_t i) const { return at_n(i, Block<T>::N); }
+    INFINI_INLINE bool fast() const { return near(step); }
+    /* At the ends of a row, the same for any stride: more code is not worth it. */
+    INFINI_INLINE Block<T> end(int64_t i) const {
+        if constexpr (kSingle<T>)
+            return Single<T>{p, step}.at(i);
+        else
+            return at_n(i, Block<T>::N);
+    }
     INFINI_INLINE Block<T> at_n(int64_t i, int64_t n) const {
         alignas(64) T whole[Block<T>::N] = {};
         copy_strided<sizeof(T)>({whole, 0, 1}, {const_cast<T *>(p + i * step), 0, step}, 1, n);
@@ -92,14 +126,16 @@ struct Near {
     const T *p;
     int64_t step;
 };
+
 /** Unit stride of c and a; b in blocks. Halves are rounded right: F32, in which they are computed, has more than 2p + 2 bits. */
 template <class Op, class T, bool Stream, class B>
 INFINI_INLINE void binary_unit(T *c, const Unit<T> a, const B b, int64_t n) {
     constexpr int N = Block<T>::N;
     if (n < N) return n > 0 ? store_block_n(c, apply<Op>(a.at_n(0, n), b.at_n(0, n)), n) : void();
-    // Aligned stores: one across two cache lines costs two, and streamed ones have to be. The first and the last block overlap
-    // them, and are computed before and stored after, as c may be a or b.
-    int64_t i = unaligned_head(c, n);
+    // Aligned stores: one across two cache lines costs two, though in a short row less than one more block of b that is not fast;
+    // and streamed ones have to be. The first and the last block overlap them, and are computed before and stored after, as c may
+    // be a or b.
+    int64_t i = Stream || b.fast() || n >= 8 * N ? unaligned_head(c, n) : 0;
     const int64_t head = i, tail = (n - i) % N;
     Packed<T> first, last;
     if (head > 0) first = pack(apply<Op>(a.at(0), b.end(0)));
@@ -120,9 +156,16 @@ INFINI_CALLED void binary_units(Stepped<T> c, Stepped<const T> a, Stepped<const 
                                 int64_t n) {
     for (int64_t i = 0; i < rows; ++i) binary_unit<Op, T, Stream>(c[i], Unit<T>(a[i], 1), B(b[i], b_col), n);
 }
-/** Strides of a and b that have kernels: one of them is 1, the other near(). Kernels of two others would be as much code as all of
- *  these; binary_far() copies one of the two, and it is so, too. */
-INFINI_INLINE bool joined(int64_t a, int64_t b) { return (a == 1 && near(b)) || (b == 1 && near(a)); }
+template <class T>
+INFINI_INLINE bool has_blocks(int64_t stride) {
+    return kSingle<T> || near(stride);
+}
+/** Strides of a and b that have kernels: one of them is 1. Kernels of two others would be as much code as all of these;
+ *  binary_far() copies one of the two, and it is so, too. */
+template <class T>
+INFINI_INLINE bool joined(int64_t a, int64_t b) {
+    return (a == 1 && has_blocks<T>(b)) || (b == 1 && has_blocks<T>(a));
+}
 /** Where a and b are joined(). */
 template <class Op, class T, bool Stream>
 INFINI_INLINE void binary_near(TileOperand c_, TileOperand a_, TileOperand b_, int64_t rows, int64_t n) {
@@ -132,7 +175,7 @@ INFINI_INLINE void binary_near(TileOperand c_, TileOperand a_, TileOperand b_, i
         using Way = decltype(op);
         return y.col == 1   ? binary_units<Way, T, Stream, Unit<T>>
                : y.col == 0 ? binary_units<Way, T, Stream, Element<T>>
-                            : binary_units<Way, T, Stream, Near<T>>;
+                            : binary_units<Way, T, Stream, Strided<T>>;
     };
     (in_order ? units(Op{}) : units(typename Op::Exchanged{}))({static_cast<T *>(c_.p), c_.row},
                                                                {static_cast<const T *>(x.p), x.row},
@@ -159,9 +202,9 @@ INFINI_CALLED void binary_far(TileOperand c, TileOperand a, TileOperand b, int64
                 return copy;
             };
             // b stays where it is if what becomes of a can be joined with it; then a does, if it can be with what b has become.
-            const bool b_joins = near(b.col) && (a.col != 0 || b.col == 0 || b.col == 1);
+            const bool b_joins = has_blocks<T>(b.col) && (a.col != 0 || b.col == 0 || b.col == 1);
             const TileOperand to = part<T>(c, i, j), y = bring(b, buffer_b, b_joins),
-                              x = bring(a, buffer_a, a.col == 1 || joined(a.col, y.col));
+                              x = bring(a, buffer_a, a.col == 1 || joined<T>(a.col, y.col));
             if (c.col == 1) {
                 binary_near<Op, T, Stream>(to, x, y, n_rows, count);
             } else {
@@ -175,7 +218,7 @@ INFINI_CALLED void binary_far(TileOperand c, TileOperand a, TileOperand b, int64
 
 template <class Op, class T, bool Stream>
 void binary_rows(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t n) {
-    if (c.col == 1 && joined(a.col, b.col))
+    if (c.col == 1 && joined<T>(a.col, b.col))
         binary_near<Op, T, Stream>(c, a, b, rows, n);
     else
         binary_far<Op, T, Stream>(c, a, b, rows, n);

@@ -197,7 +197,33 @@ void binary_squares(Stepped<T> c, Stepped<const T> x, const T *y, int64_t y_row,
         }
 }
 
-/* ---- either ---------------------------------------------------------------------------------------------------------- */
+/* ---- elements one by one --------------------------------------------------------------------------------------------- */
+
+/** Rows of c in pieces of so many columns of x, each of which has a cache line in the first-level cache while as many rows of it are
+ *  read as elements make a line. Lines of these need not begin alike, and b and c are read and written in long runs. */
+constexpr int64_t kSingleColumns = 256;
+
+/** Whether one of a and b is transposed and its columns have blocks, the other one is not, that room is enough, and it pays: for few
+ *  rows, of which squares would be mostly empty; for vectors of few elements otherwise where squares would not begin at lines of c,
+ *  and if elements are smaller than 8 bytes, where they are not near. */
+template <class T>
+INFINI_INLINE bool has_singles(const TileOperand &a, const TileOperand &b, int64_t rows, int64_t cols, bool lines,
+                               bool near) {
+    constexpr int64_t kFewRows = sizeof(T) == 8 ? 8 : 6, kFewElements = 8;
+    const TileOperand &x = transposed(a) ? a : b;
+    if ((a.col != 1 && b.col != 1) || !has_blocks<T>(x.col)) return false;
+    if (rows >= kFewRows && (lines || Block<T>::N > kFewElements || (near && sizeof(T) < 8))) return false;
+    return !Stepped<const T>{static_cast<const T *>(x.p), x.col}.collide(cols < kSingleColumns ? cols : kSingleColumns);
+}
+
+template <class T>
+void binary_singles(BinaryRows kernel, TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t cols) {
+    for (int64_t j = 0; j < cols; j += kSingleColumns)
+        kernel(part<T>(c, 0, j), part<T>(a, 0, j), part<T>(b, 0, j), rows,
+               cols - j < kSingleColumns ? cols - j : kSingleColumns);
+}
+
+/* ---- which ----------------------------------------------------------------------------------------------------------- */
 
 /** Are squares as fast as bands in the caches? Those of F16 are not, whose arithmetic is fast in rows only. */
 template <class T>
@@ -214,8 +240,11 @@ void binary_tile(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int6
     const bool anywhere = !to.aligned(), alike = to.to_cache_line() > 0;
     const bool near = rows * cols * static_cast<int64_t>(sizeof(T)) <= kNear;
     if (sizeof(T) == 2 && anywhere && !alike) stream = false;
+    const BinaryRows kernel = stream ? binary_rows<Op, T, true> : binary_rows<Op, T, false>;
+    if (has_singles<T>(a, b, rows, cols, stream || !anywhere, near))
+        return binary_singles<T>(kernel, c, a, b, rows, cols);
     if (!kSquares<T> || (stream && sizeof(T) < 8) || (anywhere && (sizeof(T) >= 4 || (alike && !near))))
-        return kBandsOf<T>(stream ? binary_rows<Op, T, true> : binary_rows<Op, T, false>, c, a, b, rows, cols, stream);
+        return kBandsOf<T>(kernel, c, a, b, rows, cols, stream);
     if constexpr (kSquares<T>) {
         const bool in_order = transposed(a);
         const TileOperand &x = in_order ? a : b, &y = in_order ? b : a;

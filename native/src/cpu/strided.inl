@@ -20,7 +20,7 @@ struct BitsOf<8> {
     typedef uint64_t type __attribute__((may_alias));
 };
 
-/** Is a stride one that gather_near() takes, or 0 or 1, which need no shuffle? Near (binary.inl) lists the same ones. */
+/** Is a stride one that gather_near() takes, or 0 or 1, which need no shuffle? Strided (binary.inl) lists the same ones. */
 INFINI_INLINE bool near(int64_t step) { return step >= -1 && step <= 4; }
 
 /** 0..N-1 */
