@@ -211,7 +211,7 @@ INFINI_INLINE bool has_singles(const TileOperand &a, const TileOperand &b, int64
                                bool near) {
     constexpr int64_t kFewRows = sizeof(T) == 8 ? 8 : 6, kFewElements = 8;
     const TileOperand &x = transposed(a) ? a : b;
-    if ((a.col != 1 && b.col != 1) || !has_blocks<T>(x.col)) return false;
+    if ((a.col != 1 && b.col != 1) || !has_blocks<T>(x.col) || cols < Block<T>::N) return false;
     if (rows >= kFewRows && (lines || Block<T>::N > kFewElements || (near && sizeof(T) < 8))) return false;
     return !Stepped<const T>{static_cast<const T *>(x.p), x.col}.collide(cols < kSingleColumns ? cols : kSingleColumns);
 }
