@@ -863,6 +863,21 @@ def _rearrange() -> Iterator[Case]:
         for edge, size in itertools.product(("begin", "end"), (16, 33, 65, 131)):
             for layout in ("mirrored", "sliced", "every_3", "every_4", "every_5"):
                 yield alike("rearrange", dtype, (3, size), ("offset", layout), edge=edge)
+        # Short rows, of which some make larger elements.
+        for size in (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 64, 65, 129):
+            for layout in ("C", "padded", "column"):
+                yield alike("rearrange", dtype, (5, 7, size), (layout, "swapped"), edge="end")
+            yield alike("rearrange", dtype, (3, 70, size), ("swapped", "C"), edge="begin")
+    for dtype in ("u8", "bf16", "f32"):
+        # Pixels of few channels: to lines of each, some of them or all, and back.
+        for channels, length in itertools.product((2, 3, 4, 5), (15, 17, 33, 64, 66, 131)):
+            for edge in ("begin", "end"):
+                yield alike("rearrange", dtype, (channels, length), ("padded", "T"), edge=edge)
+                yield alike("rearrange", dtype, (length, channels), ("C", "T"), edge=edge)
+                for of in range(max(channels, 3), 6):
+                    yield alike("rearrange", dtype, (channels, length), ("C", f"pixels_{of}"), edge=edge)
+    for size in (511, 512, 513):
+        yield alike("rearrange", "u8", (5, 7, size), ("padded", "swapped"))
     # More than a last-level cache of 32 MiB keeps: past the caches. Padded, rows of y start at cache lines.
     yield alike("rearrange", "u8", (3649, 3645), ("padded", "T"))
     yield alike("rearrange", "f32", (1793, 1869), ("padded", "T"))

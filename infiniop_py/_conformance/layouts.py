@@ -87,6 +87,11 @@ def _every(step: int) -> Callable[[Shape], Shape]:
     return lambda shape: (*_row_major((*shape[:-1], step * shape[-1]))[:-1], step)
 
 
+def _pixels(channels: int) -> Callable[[Shape], Shape]:
+    """x[:, :m].T of pixels of so many channels, whose first m are taken."""
+    return lambda shape: (1, channels)
+
+
 def _sliced_rows(shape: Shape) -> Shape:
     """x[::2, :]: every outer dimension with a step, the last compact."""
     compact = _row_major(tuple(2 * size for size in shape[:-1]) + shape[-1:])
@@ -155,6 +160,7 @@ LAYOUTS: dict[str, Callable[[Shape], Shape]] = {
 }
 # By name too, for rows of their own: they differ from "sliced" in what is computed with vectors.
 _STEPPED = {f"every_{step}": _every(step) for step in (3, 4, 5)}
+_STEPPED |= {f"pixels_{channels}": _pixels(channels) for channels in (3, 4, 5)}
 INPUT_ONLY = ("first_zero", "last_zero", "all_zero", "window")
 OUTPUT_LAYOUTS = tuple(name for name in LAYOUTS if name not in INPUT_ONLY)
 ROW_LAYOUTS = ("C", "swapped", "padded", "column", "sliced_rows", "reversed_rows", "offset", "odd_ones")

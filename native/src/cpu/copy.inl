@@ -46,6 +46,30 @@ INFINI_INLINE void gather(__m512i &x, Piece piece) {
 #endif
 #endif
 
+/** Rows of n bytes, in pieces of a V: at least one, and the last may overlap the one before it. */
+template <class V>
+INFINI_INLINE void copy_pieces(char *dst, int64_t dst_row, const char *src, int64_t src_row, int64_t n, int64_t rows) {
+    constexpr int64_t kPiece = sizeof(V);
+    for (; rows > 0; --rows, dst += dst_row, src += src_row) {
+        const V last = load_bytes<V>(src + n - kPiece);
+        for (int64_t i = 0; i < n - kPiece; i += kPiece) put<false>(dst + i, load_bytes<V>(src + i));
+        put<false>(dst + n - kPiece, last);
+    }
+}
+/** Rows so short that what is called for each takes longer. */
+void copy_rows(void *dst, int64_t dst_row, const void *src, int64_t src_row, int64_t n, int64_t rows) {
+    char *const to = static_cast<char *>(dst);
+    const char *const from = static_cast<const char *>(src);
+#if defined(__SSE2__)
+    if (n >= int64_t{sizeof(Wide)}) return copy_pieces<Wide>(to, dst_row, from, src_row, n, rows);
+    if (n >= 16) return copy_pieces<__m128i>(to, dst_row, from, src_row, n, rows);
+#endif
+    if (n >= 8) return copy_pieces<uint64_t>(to, dst_row, from, src_row, n, rows);
+    if (n >= 4) return copy_pieces<uint32_t>(to, dst_row, from, src_row, n, rows);
+    if (n >= 2) return copy_pieces<uint16_t>(to, dst_row, from, src_row, n, rows);
+    copy_pieces<uint8_t>(to, dst_row, from, src_row, n, rows);
+}
+
 /** n < kLine bytes. */
 INFINI_INLINE void copy_part(char *dst, const char *src, int64_t n) {
     if (n == 0) return; // a store of nothing would still end the collecting of streamed lines
@@ -290,12 +314,28 @@ void transpose_past_caches(Dst dst, Src src, int64_t rows, int64_t cols, bool co
 #endif
 #endif
 
+#include "cpu/channels.inl"
+
+/** Of fewer rows or columns than a block has. */
+template <class T, class Dst, class Src>
+void transpose_few(Dst dst, Src src, int64_t rows, int64_t cols) {
+#if defined(__AVX2__)
+    if constexpr (sizeof(T) <= 4 && kSame<Src, Stepped<const T>>) {
+        const auto rest = [&](int64_t i, int64_t j) {
+            transpose_elements(dst.of(i, j), src.of(j, i), rows - i, cols - j);
+        };
+        if (transpose_channels<T>(dst, src, rows, cols, rest)) return;
+    }
+#endif
+    transpose_elements(dst, src, rows, cols);
+}
+
 template <class T, class Dst, class Src>
 void transpose_lines(Dst dst, Src src, int64_t rows, int64_t cols, [[maybe_unused]] bool stream) {
     constexpr int64_t kSide = kLine / sizeof(T);
 #if defined(__SSE2__)
     constexpr int64_t kBlock = 16 / sizeof(T);
-    if (rows < kBlock || cols < kBlock) return transpose_elements(dst, src, rows, cols);
+    if (rows < kBlock || cols < kBlock) return transpose_few<T>(dst, src, rows, cols);
     if (rows < kSide || cols < kSide) {
         const auto block = [&](int64_t i, int64_t j) {
             transpose_block<__m128i, false, T>(dst.of(i, j), src.of(j, i), [] {});
@@ -366,5 +406,6 @@ constexpr void fill_copy(KernelTable &t) {
     t.transpose[2] = transpose_tile<uint32_t>;
     t.transpose[3] = transpose_tile<uint64_t>;
     t.transpose[4] = transpose_tile<u128>;
+    t.copy_rows = copy_rows;
     t.stream_row = stream_row;
 }

@@ -60,6 +60,9 @@ struct NormKernel {
 /** dst[i * stride_dst] = src[i * stride_src] for i < n; strides in elements. */
 using CopyRow = void (*)(void *dst, int64_t stride_dst, const void *src, int64_t stride_src, int64_t n);
 
+/** Rows of n > 0 bytes, each side's so many bytes apart. The two sides are the same memory, or have none in common. */
+using CopyRows = void (*)(void *dst, int64_t dst_row, const void *src, int64_t src_row, int64_t n, int64_t rows);
+
 /** Where lines start, in elements from the first: line i at i * step, or at table[i] if there is a table. */
 struct LineOffsets {
     int64_t step;
@@ -188,6 +191,7 @@ struct KernelTable {
     BinaryTile binary_tile[kBinaryOpCount][kDtypeCount];
     NormKernel add_rms_norm[kDtypeCount][kDtypeCount]; // by dtype of the tensors and of the weight
     CopyRow copy[5];                                   // by log2 of the element size
+    CopyRows copy_rows;
     TransposeTile transpose[5];
     StreamRow stream_row;
     GemmKernel gemm[kDtypeCount];

@@ -25,6 +25,8 @@ bool streams(const InfiniProblem &problem) {
  *  no difference, and x is read in its own. Rows of y that follow one another, `joined`, share cache lines; each is written whole by
  *  the row that ends it, with what it reads of the other: to write parts of lines takes several times as long. */
 struct RowCopy final : CpuPlan {
+    static constexpr int64_t kShort = 512; // bytes of a row: longer ones are copied as fast by what is called for each
+
     explicit RowCopy(const InfiniProblem &problem)
         : stream(streams_rows(problem)), loop(stream ? in_order_of_x(problem).operands : problem.operands),
           size(kDtypes[problem.operands[kY].dtype].size), kernel(kernels().copy[log2_of(size)]) {
@@ -79,6 +81,15 @@ struct RowCopy final : CpuPlan {
         const bool lines = bytes % kLine == 0 && reinterpret_cast<intptr_t>(y + loop.offset[kY]) % kLine == 0;
         const bool joined = joined_rows > 1 && !lines;
         const int64_t grain = joined ? loop.n : std::max<int64_t>(kLine / size, 1);
+        if (contiguous && !stream && bytes <= kShort) {
+            const CopyRows copy_rows = kernels().copy_rows;
+            return loop.parallel_pieces(grain, [&](int64_t begin, int64_t end) {
+                loop.walk_blocks(begin, end, [&](const int64_t *at, int64_t first, int64_t n, int64_t rows) {
+                    copy_rows(y + at[kY] + first * size, loop.row_stride(kY), x + at[kX] + first * size,
+                              loop.row_stride(kX), n * size, rows);
+                });
+            });
+        }
         loop.parallel_walk(grain, [&](const int64_t *at, int64_t first, int64_t n) {
             char *to = y + at[kY] + first * loop.step[kY] * size;
             const char *from = x + at[kX] + first * loop.step[kX] * size;
@@ -160,7 +171,32 @@ struct TileCopy final : CpuPlan {
 
 } // namespace
 
-std::unique_ptr<CpuPlan> plan_rearrange(const InfiniProblem &problem, size_t *) {
+/** Where the last dimension is contiguous on both sides and as long as an element may be, it is one. */
+InfiniProblem in_large_elements(InfiniProblem problem) {
+    const InfiniOperand &y = problem.operands[kY], &x = problem.operands[kX];
+    const int last = y.ndim - 1;
+    if (last < 1 || y.stride[last] != 1 || x.stride[last] != 1) return problem;
+    const int64_t n = y.shape[last];
+    int dtype = INFINI_DTYPE_INVALID;
+    for (const int known : {INFINI_DTYPE_U16, INFINI_DTYPE_U32, INFINI_DTYPE_U64, INFINI_DTYPE_C128})
+        if (kDtypes[known].size == n * kDtypes[y.dtype].size) dtype = known;
+    if (dtype == INFINI_DTYPE_INVALID || n == 1) return problem;
+    for (const InfiniOperand *operand : {&y, &x}) {
+        if (operand->offset % n != 0) return problem;
+        for (int d = 0; d < last; ++d)
+            if (operand->stride[d] % n != 0) return problem;
+    }
+    for (InfiniOperand *operand : {&problem.operands[kY], &problem.operands[kX]}) {
+        operand->dtype = dtype;
+        operand->offset /= n;
+        operand->ndim = last;
+        for (int d = 0; d < last; ++d) operand->stride[d] /= n;
+    }
+    return problem;
+}
+
+std::unique_ptr<CpuPlan> plan_rearrange(const InfiniProblem &given, size_t *) {
+    const InfiniProblem problem = in_large_elements(given);
     Axis rows, cols;
     if (find_tiles(problem.operands[kY], problem.operands[kX], rows, cols))
         return std::make_unique<TileCopy>(problem, rows, cols);
