@@ -160,7 +160,7 @@ LAYOUTS: dict[str, Callable[[Shape], Shape]] = {
 }
 # By name too, for rows of their own: they differ from "sliced" in what is computed with vectors.
 _STEPPED = {f"every_{step}": _every(step) for step in (3, 4, 5)}
-_STEPPED |= {f"pixels_{channels}": _pixels(channels) for channels in (3, 4, 5)}
+_STEPPED |= {f"pixels_{channels}": _pixels(channels) for channels in (3, 4, 5, 9)}
 INPUT_ONLY = ("first_zero", "last_zero", "all_zero", "window")
 OUTPUT_LAYOUTS = tuple(name for name in LAYOUTS if name not in INPUT_ONLY)
 ROW_LAYOUTS = ("C", "swapped", "padded", "column", "sliced_rows", "reversed_rows", "offset", "odd_ones")

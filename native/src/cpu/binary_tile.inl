@@ -199,13 +199,13 @@ void binary_squares(Stepped<T> c, Stepped<const T> x, const T *y, int64_t y_row,
 
 /* ---- elements one by one --------------------------------------------------------------------------------------------- */
 
-/** Rows of c in pieces of so many columns of x, each of which has a cache line in the first-level cache while as many rows of it are
- *  read as elements make a line. Lines of these need not begin alike, and b and c are read and written in long runs. */
+/** Rows of c in pieces of so many columns of x, each of which has a cache line in the first-level cache while as many rows of it
+ *  are read as elements make a line. Lines of these need not begin alike, and b and c are read and written in long runs. */
 constexpr int64_t kSingleColumns = 256;
 
-/** Whether one of a and b is transposed and its columns have blocks, the other one is not, that room is enough, and it pays: for few
- *  rows, of which squares would be mostly empty; for vectors of few elements otherwise where squares would not begin at lines of c,
- *  and if elements are smaller than 8 bytes, where they are not near. */
+/** Whether one of a and b is transposed and its columns have blocks, the other one is not, that room is enough, and it pays: for
+ *  few rows, of which squares would be mostly empty; for vectors of few elements otherwise where squares would not begin at lines
+ *  of c, and if elements are smaller than 8 bytes, where they are not near. */
 template <class T>
 INFINI_INLINE bool has_singles(const TileOperand &a, const TileOperand &b, int64_t rows, int64_t cols, bool lines,
                                bool near) {

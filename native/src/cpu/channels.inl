@@ -1,4 +1,5 @@
-/* Channels: two to four lines of elements, and the same elements in turns, as pixels have them. */
+/* Transposes of few rows or columns, of which blocks would be mostly empty: between elements in turns, as pixels have them, and
+ * lines of each. */
 
 #if defined(__AVX2__)
 constexpr int64_t kMostChannels = 4;
@@ -89,25 +90,66 @@ int64_t join_channels(T *dst, Stepped<const T> src, int64_t rows) {
     return i;
 }
 
-/** Of a transpose of few rows or columns those that are channels; false, and nothing done, if none are. The rest, which is at most
- *  a vector of each, is left to `elements`(row, column) from there on. */
+/** Fewer rows than a block has: blocks that end in the columns that follow. Returns how many columns that were. */
+template <class T>
+int64_t split_blocks(Stepped<T> dst, Stepped<const T> src, int64_t rows, int64_t cols) {
+    constexpr int64_t kRows = 16 / sizeof(T), kTogether = sizeof(Wide) / sizeof(T);
+    if (src.step < 1) return 0;
+    cols -= (kRows - rows + src.step - 1) / src.step; // what follows the last ones may be nobody's
+    int64_t j = 0;
+    for (; j + kTogether <= cols; j += kTogether) {
+        Wide x[kRows];
+        load_transposed<T>(x, src.of(j, 0), [] {});
+#pragma GCC unroll 16
+        for (int i = 0; i < kRows; ++i)
+            if (i < rows) put<false>(dst[i] + j, x[i]);
+    }
+    return j;
+}
+
+/** Fewer columns than a block has, where rows follow one another: each is written with what the next ones overwrite. Returns how
+ *  many rows that were. */
+template <class T>
+int64_t join_blocks(Stepped<T> dst, Stepped<const T> src, int64_t rows, int64_t cols) {
+    constexpr int64_t kCols = 16 / sizeof(T), kTogether = sizeof(Wide) / sizeof(T);
+    if (dst.step != cols) return 0;
+    rows -= (kCols - 1) / cols;
+    int64_t i = 0;
+    for (; i + kTogether <= rows; i += kTogether) {
+        Wide x[kCols];
+#pragma GCC unroll 16
+        for (int j = 0; j < kCols; ++j) x[j] = load_bytes<Wide>(src[j < cols ? j : 0] + i);
+        transpose_lanes<sizeof(T)>(x);
+        alignas(sizeof(Wide)) __m128i lanes[kCols][sizeof(Wide) / 16];
+#pragma GCC unroll 16
+        for (int j = 0; j < kCols; ++j) put<false>(lanes[j], x[j]);
+        T *to = dst[i];
+        for (size_t lane = 0; lane < sizeof(Wide) / 16; ++lane)
+#pragma GCC unroll 16
+            for (int j = 0; j < kCols; ++j, to += cols) put<false>(to, lanes[j][lane]);
+    }
+    return i;
+}
+
+/** Of a transpose of few rows or columns what vectors are good for. The rest is left to `elements`(row, column) from there on. */
 template <class T, class Elements>
-INFINI_INLINE bool transpose_channels(Stepped<T> dst, Stepped<const T> src, int64_t rows, int64_t cols,
-                                      Elements &&elements) {
-    int64_t done;
-    if (rows >= 2 && rows <= src.step && src.step <= kMostChannels) {
+INFINI_INLINE void transpose_few_lines(Stepped<T> dst, Stepped<const T> src, int64_t rows, int64_t cols,
+                                       Elements &&elements) {
+    constexpr bool kBlocks = 16 / sizeof(T) > kMostChannels;
+    int64_t done = 0;
+    if (rows > 1 && rows <= src.step && src.step <= kMostChannels) {
         done = src.step == 2   ? split_channels<2>(dst, src.p, rows, cols)
                : src.step == 3 ? split_channels<3>(dst, src.p, rows, cols)
                                : split_channels<4>(dst, src.p, rows, cols);
-        elements(0, done);
-    } else if (cols >= 2 && cols == dst.step && cols <= kMostChannels) {
+    } else if (cols > 1 && cols == dst.step && cols <= kMostChannels) {
         done = cols == 2   ? join_channels<2>(dst.p, src, rows)
                : cols == 3 ? join_channels<3>(dst.p, src, rows)
                            : join_channels<4>(dst.p, src, rows);
-        elements(done, 0);
-    } else {
-        return false;
+        return elements(done, 0);
+    } else if constexpr (kBlocks) {
+        if (rows >= cols) return elements(join_blocks(dst, src, rows, cols), 0);
+        done = split_blocks(dst, src, rows, cols);
     }
-    return true;
+    elements(0, done);
 }
 #endif

@@ -320,12 +320,10 @@ void transpose_past_caches(Dst dst, Src src, int64_t rows, int64_t cols, bool co
 template <class T, class Dst, class Src>
 void transpose_few(Dst dst, Src src, int64_t rows, int64_t cols) {
 #if defined(__AVX2__)
-    if constexpr (sizeof(T) <= 4 && kSame<Src, Stepped<const T>>) {
-        const auto rest = [&](int64_t i, int64_t j) {
+    if constexpr (sizeof(T) <= 4 && kSame<Src, Stepped<const T>>)
+        return transpose_few_lines<T>(dst, src, rows, cols, [&](int64_t i, int64_t j) {
             transpose_elements(dst.of(i, j), src.of(j, i), rows - i, cols - j);
-        };
-        if (transpose_channels<T>(dst, src, rows, cols, rest)) return;
-    }
+        });
 #endif
     transpose_elements(dst, src, rows, cols);
 }
