@@ -868,6 +868,8 @@ def _rearrange() -> Iterator[Case]:
             for layout in ("C", "padded", "column"):
                 yield alike("rearrange", dtype, (5, 7, size), (layout, "swapped"), edge="end")
             yield alike("rearrange", dtype, (3, 70, size), ("swapped", "C"), edge="begin")
+            for edge in ("begin", "end"):
+                yield alike("rearrange", dtype, (70, size), ("C", "mirrored"), edge=edge)
     for dtype in ("u8", "bf16", "f32"):
         # Pixels of few channels: to lines of each, some of them or all, and back.
         for channels, length in itertools.product((2, 3, 4, 5, 7, 15), (15, 17, 33, 64, 68, 131)):

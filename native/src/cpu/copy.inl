@@ -70,6 +70,30 @@ void copy_rows(void *dst, int64_t dst_row, const void *src, int64_t src_row, int
     copy_pieces<uint8_t>(to, dst_row, from, src_row, n, rows);
 }
 
+/** As many rows at a time as there are whole ones in a vector, of which the next one overwrites the rest. */
+template <class T>
+void reverse_rows(void *dst, const void *src, int64_t n, int64_t rows) {
+    T *const to = static_cast<T *>(dst);
+    const T *const from = static_cast<const T *>(src);
+    int64_t row = 0;
+#if defined(__AVX2__)
+    constexpr int64_t kElements = 16 / sizeof(T);
+    const int64_t whole = kElements / n * n;
+    alignas(16) uint8_t bytes[16];
+    for (int64_t i = 0; i < 16; ++i) {
+        const int64_t size = sizeof(T), element = i / size, reversed = element / n * n + n - 1 - element % n;
+        bytes[i] = static_cast<uint8_t>(element < whole ? reversed * size + i % size : 128);
+    }
+    const __m128i order = load_bytes<__m128i>(bytes);
+    int64_t i = 0;
+    for (; i + kElements <= rows * n; i += whole)
+        put<false>(to + i, _mm_shuffle_epi8(load_bytes<__m128i>(from + i), order));
+    row = i / n;
+#endif
+    for (; row < rows; ++row)
+        for (int64_t i = 0; i < n; ++i) write(to + row * n + i, read(from + row * n + n - 1 - i));
+}
+
 /** n < kLine bytes. */
 INFINI_INLINE void copy_part(char *dst, const char *src, int64_t n) {
     if (n == 0) return; // a store of nothing would still end the collecting of streamed lines
@@ -405,5 +429,9 @@ constexpr void fill_copy(KernelTable &t) {
     t.transpose[3] = transpose_tile<uint64_t>;
     t.transpose[4] = transpose_tile<u128>;
     t.copy_rows = copy_rows;
+    t.reverse_rows[0] = reverse_rows<uint8_t>;
+    t.reverse_rows[1] = reverse_rows<uint16_t>;
+    t.reverse_rows[2] = reverse_rows<uint32_t>;
+    t.reverse_rows[3] = reverse_rows<uint64_t>;
     t.stream_row = stream_row;
 }

@@ -63,6 +63,9 @@ using CopyRow = void (*)(void *dst, int64_t stride_dst, const void *src, int64_t
 /** Rows of n > 0 bytes, each side's so many bytes apart. The two sides are the same memory, or have none in common. */
 using CopyRows = void (*)(void *dst, int64_t dst_row, const void *src, int64_t src_row, int64_t n, int64_t rows);
 
+/** Rows of n elements, of at most 16 bytes, that follow one another on either side: those of dst are src's in reverse. */
+using ReverseRows = void (*)(void *dst, const void *src, int64_t n, int64_t rows);
+
 /** Where lines start, in elements from the first: line i at i * step, or at table[i] if there is a table. */
 struct LineOffsets {
     int64_t step;
@@ -192,6 +195,7 @@ struct KernelTable {
     NormKernel add_rms_norm[kDtypeCount][kDtypeCount]; // by dtype of the tensors and of the weight
     CopyRow copy[5];                                   // by log2 of the element size
     CopyRows copy_rows;
+    ReverseRows reverse_rows[4]; // by log2 of the element size
     TransposeTile transpose[5];
     StreamRow stream_row;
     GemmKernel gemm[kDtypeCount];

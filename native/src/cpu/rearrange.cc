@@ -30,6 +30,9 @@ struct RowCopy final : CpuPlan {
     explicit RowCopy(const InfiniProblem &problem)
         : stream(streams_rows(problem)), loop(stream ? in_order_of_x(problem).operands : problem.operands),
           size(kDtypes[problem.operands[kY].dtype].size), kernel(kernels().copy[log2_of(size)]) {
+        const int64_t row = loop.n * size;
+        reverses = loop.n > 1 && row <= 16 && loop.step[kY] == 1 && loop.step[kX] == -1 && loop.row_stride(kY) == row &&
+                   loop.row_stride(kX) == row;
         if (stream) find_joined();
     }
 
@@ -81,6 +84,14 @@ struct RowCopy final : CpuPlan {
         const bool lines = bytes % kLine == 0 && reinterpret_cast<intptr_t>(y + loop.offset[kY]) % kLine == 0;
         const bool joined = joined_rows > 1 && !lines;
         const int64_t grain = joined ? loop.n : std::max<int64_t>(kLine / size, 1);
+        if (reverses) { // whole rows
+            const ReverseRows reverse_rows = kernels().reverse_rows[log2_of(size)];
+            return loop.parallel_pieces(loop.n * kLine, [&](int64_t begin, int64_t end) {
+                loop.walk_blocks(begin, end, [&](const int64_t *at, int64_t, int64_t n, int64_t rows) {
+                    reverse_rows(y + at[kY], x + at[kX] - (n - 1) * size, n, rows);
+                });
+            });
+        }
         if (contiguous && !stream && bytes <= kShort) {
             const CopyRows copy_rows = kernels().copy_rows;
             return loop.parallel_pieces(grain, [&](int64_t begin, int64_t end) {
@@ -107,6 +118,7 @@ struct RowCopy final : CpuPlan {
     }
 
     bool stream;
+    bool reverses; // rows that follow one another, as pixels whose channels change their order
     RowLoop<2> loop;
     int64_t size;
     CopyRow kernel;
