@@ -851,6 +851,10 @@ def _rearrange() -> Iterator[Case]:
         for shape in sizes("64x16 16x64 65x130 130x65 513x129 512x70"):
             for layout in ("C", "padded", "mirrored"):
                 yield alike("rearrange", dtype, shape, (layout, "T"))
+            yield alike("rearrange", dtype, shape, ("C", "turned"), edge="begin")
+            yield alike("rearrange", dtype, shape, ("padded", "turned"), edge="end")
+        for shape in sizes("5x33 33x5 3x129 129x3 64x300x7 7x64x300"):
+            yield alike("rearrange", dtype, shape, ("C", "turned"))
         for edge, shape in itertools.product(("begin", "end"), sizes("130x67 512x70")):
             yield alike("rearrange", dtype, shape, ("C", "T"), edge=edge)
         yield alike("rearrange", dtype, (9, 1), ("column", "odd_ones"))
@@ -885,6 +889,7 @@ def _rearrange() -> Iterator[Case]:
     yield alike("rearrange", "f32", (1793, 1869), ("padded", "T"))
     # Not padded, they do not: the last line of a row is a part that differs from row to row.
     yield alike("rearrange", "f32", (1873, 1802), ("C", "T"))
+    yield alike("rearrange", "f32", (1793, 1869), ("padded", "turned"))
     for dtype in ("u8", "bf16", "f32", "f64"):  # rows of y that all start at the same place in a cache line
         yield alike("rearrange", dtype, (67, 192), ("offset", "T"))
     yield alike("rearrange", "bf16", (61, 53, 2049), ("offset", "swapped"))

@@ -92,6 +92,12 @@ def _pixels(channels: int) -> Callable[[Shape], Shape]:
     return lambda shape: (1, channels)
 
 
+def _turned(shape: Shape) -> Shape:
+    """numpy.rot90(x)"""
+    *outer, row, column = _transposed(shape)
+    return (*outer, -row, column)
+
+
 def _sliced_rows(shape: Shape) -> Shape:
     """x[::2, :]: every outer dimension with a step, the last compact."""
     compact = _row_major(tuple(2 * size for size in shape[:-1]) + shape[-1:])
@@ -158,9 +164,10 @@ LAYOUTS: dict[str, Callable[[Shape], Shape]] = {
     "all_zero": _all_zero,
     "window": _window,
 }
-# By name too, for rows of their own: they differ from "sliced" in what is computed with vectors.
-_STEPPED = {f"every_{step}": _every(step) for step in (3, 4, 5)}
-_STEPPED |= {f"pixels_{channels}": _pixels(channels) for channels in (3, 4, 5, 9)}
+# By name too, for rows of their own: they differ from others in what is computed with vectors.
+_SPECIAL = {"turned": _turned}
+_SPECIAL |= {f"every_{step}": _every(step) for step in (3, 4, 5)}
+_SPECIAL |= {f"pixels_{channels}": _pixels(channels) for channels in (3, 4, 5, 9)}
 INPUT_ONLY = ("first_zero", "last_zero", "all_zero", "window")
 OUTPUT_LAYOUTS = tuple(name for name in LAYOUTS if name not in INPUT_ONLY)
 ROW_LAYOUTS = ("C", "swapped", "padded", "column", "sliced_rows", "reversed_rows", "offset", "odd_ones")
@@ -207,7 +214,7 @@ class Guarded:
         """edge: "" for guards on both sides, "begin" or "end" for an inaccessible page at that side."""
         self.dtype = np.dtype(dtype)
         self.layout, self.edge = layout, edge
-        strides = (LAYOUTS | _STEPPED)[layout](shape)
+        strides = (LAYOUTS | _SPECIAL)[layout](shape)
         empty = 0 in shape
         steps = [] if empty else [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
         low = sum(step for step in steps if step < 0)

@@ -207,11 +207,24 @@ InfiniProblem in_large_elements(InfiniProblem problem) {
     return problem;
 }
 
+/** Where x is contiguous backwards in another dimension than the last, as that of an image that is turned, y is walked backwards. */
+InfiniProblem upwards_in_x(InfiniProblem problem) {
+    const InfiniOperand &x = problem.operands[kX];
+    for (int d = 0; d < x.ndim - 1; ++d) {
+        if (x.stride[d] != -1) continue;
+        for (InfiniOperand *operand : {&problem.operands[kY], &problem.operands[kX]}) {
+            operand->offset += (operand->shape[d] - 1) * operand->stride[d];
+            operand->stride[d] = -operand->stride[d];
+        }
+    }
+    return problem;
+}
+
 std::unique_ptr<CpuPlan> plan_rearrange(const InfiniProblem &given, size_t *) {
-    const InfiniProblem problem = in_large_elements(given);
+    const InfiniProblem problem = in_large_elements(given), upwards = upwards_in_x(problem);
     Axis rows, cols;
-    if (find_tiles(problem.operands[kY], problem.operands[kX], rows, cols))
-        return std::make_unique<TileCopy>(problem, rows, cols);
+    if (find_tiles(upwards.operands[kY], upwards.operands[kX], rows, cols))
+        return std::make_unique<TileCopy>(upwards, rows, cols);
     return std::make_unique<RowCopy>(problem);
 }
 
