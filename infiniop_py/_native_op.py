@@ -44,6 +44,15 @@ class NativeOp(NamedTuple):
     run: Any
     place: Callable[[], Any]  # for a descriptor
 
+    @property
+    def direct(self) -> Any:
+        """One run on the CPU as a function of ``Descriptor.direct`` and three pointers, which returns its
+        status: of the operands or, where these are two, of them and NULL. None for other operators.
+        """
+        if len(self.operand_names) == 3:
+            return lib.infiniopRun3
+        return None if self.has_workspace else self.run  # with a stream at the end
+
 
 def native_op(
     c_name: str, name: str, operand_names: tuple[str, ...], *, has_workspace: bool = True
@@ -57,9 +66,6 @@ def native_op(
         place=owning("struct InfiniopDescriptor *", getattr(lib, f"infiniopDestroy{c_name}Descriptor")),
     )
 
-
-#: One run of a descriptor, from ``Descriptor.run3``, with three pointers; returns its status.
-run3 = lib.infiniopRun3
 
 _create = lib.infiniopCreateDescriptor
 _new = ffi.new
@@ -131,10 +137,10 @@ class Descriptor:
         "_place",
         "_run",
         "device",
+        "direct",
         "name",
         "offsets",
         "pointer",
-        "run3",
         "workspace_size",
     )
 
@@ -150,8 +156,8 @@ class Descriptor:
         self.workspace_size = workspace_size
         # The first arguments of every run, for the usual case that no workspace is needed.
         self._head = (pointer, NULL, 0) if op.has_workspace else (pointer,)
-        #: For run3(), where that does all that is needed.
-        self.run3 = pointer if len(op.operand_names) == 3 and not (self.workspace_size or offsets) else None
+        #: For NativeOp.direct, where that does all that is needed.
+        self.direct = None if self.workspace_size or offsets else pointer
 
     def run(self, call: Call, stream: Stream | None) -> None:
         """One native call, or one for each tuple of offsets, on a stream (None: on the CPU)."""

@@ -28,7 +28,6 @@ from ._native_op import (
     refuse,
     refuse_overlap,
     reserve,
-    run3,
 )
 from .cache import CAPACITY, OpCache
 from .device import CPU, Device, refuse_pickle, thread
@@ -124,8 +123,8 @@ class GraphOperator(ABC):
     #: Of products: element types in which their sums are kept, so that nothing is rounded at the end.
     keeps_sums: ClassVar[frozenset[DType]] = frozenset()
 
-    #: Of operators of three operands: see _shortcut.
-    again: ClassVar[Callable[[Any, Any, Any, Any, Any, Any], bool]]
+    #: Of operators of two or three operands: see _shortcut.
+    again: ClassVar[Callable[[tuple[Any, ...], Any, Any, Any], bool]]
 
     #: Of `params` and of `scalars`, in their order.
     param_names: ClassVar[tuple[str, ...]] = ()
@@ -155,7 +154,7 @@ class GraphOperator(ABC):
         cls._dispatcher = OpDispatcher(cls.name)
         cls._dispatcher.register_all(NATIVE, override_existing=False)
         cls._local = _ThreadCache(cls.name)
-        if len(cls.operand_names) == 3:
+        if cls.native.direct is not None:
             cls.again = staticmethod(_shortcut(cls))
 
     @classmethod
@@ -495,37 +494,38 @@ def planned(op: type[C_co]) -> Callable[[Callable[P, R_co]], Planned[P, R_co, C_
     return decorate
 
 
-def _shortcut(op: type[GraphOperator]) -> Callable[[Any, Any, Any, Any, Any, Any], bool]:
-    """The short way for calls of three operands on the CPU: a function of their layouts and pointers, which
-    runs a call whose layouts the operator ran with before and returns True, or does nothing and returns
-    False.
+def _shortcut(op: type[GraphOperator]) -> Callable[[tuple[Any, ...], Any, Any, Any], bool]:
+    """The short way for calls on the CPU: a function of their layouts and the pointers of
+    :attr:`NativeOp.direct`, which runs a call whose layouts the operator ran with before and returns True,
+    or does nothing and returns False.
 
     What is asked of layouts was answered then; what is asked of pointers the library asks at each run.
     Whatever else there is to look at, to log or to refuse is left to the long way. Each step here is paid for
     by every small call, hence the short names and the missing function calls.
     """
     table = op.dispatcher().table
+    run = op.native.direct
     is_logged = logger.isEnabledFor
     debug = logging.DEBUG
 
-    def again(c: Any, a: Any, b: Any, at_c: Any, at_a: Any, at_b: Any) -> bool:
+    def again(layouts: tuple[Any, ...], at_0: Any, at_1: Any, at_2: Any) -> bool:
         ready = thread.ready
         try:
             cache = ready[op]
-            entry = cache.entries[c, a, b]
+            entry = cache.entries[layouts]
         except KeyError:
             if thread.recording is None:
                 ready[op] = op._local.cpu  # a recording that a signal starts just now has another `ready`
             return False
-        descriptor = entry[0].run3
+        descriptor = entry[0].direct
         if descriptor is None or table[0] is not NATIVE or is_logged(debug):
             return False
-        if run3(descriptor, at_c, at_a, at_b):
+        if run(descriptor, at_0, at_1, at_2):
             return False
         if entry is cache.newest:
             cache.hits += 1
         else:
-            cache.use((c, a, b), entry)
+            cache.use(layouts, entry)
         return True
 
     return again

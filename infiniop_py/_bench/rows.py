@@ -257,6 +257,9 @@ def _rearranges() -> Iterator[Case]:
         yield rearrange(dtype, (32, 128, 32, 128), (0, 2, 1, 3))
         yield rearrange(dtype, (8, 512, 32, 128), (0, 2, 3, 1))
         yield rearrange(dtype, (3, 4, 50, 50, 5, 7), (5, 4, 3, 2, 1, 0))
+    for dtype in (DType.U8, DType.F32):  # an image: its pixels' channels to planes, and back
+        yield rearrange(dtype, (1000, 1000, 3), (2, 0, 1))
+        yield rearrange(dtype, (3, 1000, 1000), (1, 2, 0))
 
 
 def table() -> list[Case]:

@@ -165,7 +165,7 @@ LAYOUTS: dict[str, Callable[[Shape], Shape]] = {
     "window": _window,
 }
 # By name too, for rows of their own: they differ from others in what is computed with vectors.
-_SPECIAL = {"turned": _turned}
+_SPECIAL: dict[str, Callable[[Shape], Shape]] = {"turned": _turned}
 _SPECIAL |= {f"every_{step}": _every(step) for step in (3, 4, 5)}
 _SPECIAL |= {f"pixels_{channels}": _pixels(channels) for channels in (3, 4, 5, 9)}
 INPUT_ONLY = ("first_zero", "last_zero", "all_zero", "window")

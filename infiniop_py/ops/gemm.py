@@ -146,7 +146,7 @@ def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, *, c: Any = None
         if (
             scalars == _PLAIN
             and device is CPU
-            and _again(view_out[1], layout_a, layout_b, view_out[2], at_a, at_b)
+            and _again((view_out[1], layout_a, layout_b), view_out[2], at_a, at_b)
         ):
             return finish(out)
     else:
@@ -181,7 +181,7 @@ def gemm_(c: Any, a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0) -> Any:
     if (
         scalars == _PLAIN
         and type(c) is type(a) is type(b) is Tensor
-        and _again(c._layout, a._layout, b._layout, c._pointer, a._pointer, b._pointer)
+        and _again((c._layout, a._layout, b._layout), c._pointer, a._pointer, b._pointer)
     ):
         return c
     return _into(c, a, b, scalars, Gemm.operand_names)
@@ -192,7 +192,7 @@ def _into(c: Any, a: Any, b: Any, scalars: tuple[float, float], names: Sequence[
     need_writable("gemm", names[0], c)
     if scalars == _PLAIN:
         (on_c, layout_c, at_c), (on_a, layout_a, at_a), (on_b, layout_b, at_b) = operand_views
-        if on_c is on_a is on_b is CPU and _again(layout_c, layout_a, layout_b, at_c, at_a, at_b):
+        if on_c is on_a is on_b is CPU and _again((layout_c, layout_a, layout_b), at_c, at_a, at_b):
             if write_counts:
                 count_writes((c,))
             return c

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._layout import RESULT, Layout, need_one_dtype, need_rank
+from .._native import NULL
 from .._native_op import REARRANGE, Problem
+from ..device import CPU
 from ..errors import ShapeError
 from ..graph_operator import GraphOperator, planned
-from ..interop import allocate, need_writable, views
+from ..interop import allocate, count_writes, need_writable, views, write_counts
 from ..tensor import Tensor
 
 
@@ -74,7 +76,11 @@ def rearrange(x: Any, *, out: Any = None) -> Any:
     (view,) = views("rearrange", ("x",), (x,))
     device, (dtype, shape, _), _ = view
     out, finish = allocate("rearrange", (x,), dtype, shape, device)
-    Rearrange.launch((out, x), (*views("rearrange", ("out",), (out,)), view), names=(RESULT, "x"))
+    (view_out,) = views("rearrange", ("out",), (out,))
+    if device is not CPU:
+        Rearrange.launch((out, x), (view_out, view), names=(RESULT, "x"))
+    elif not _again((view_out[1], view[1]), view_out[2], view[2], NULL):
+        Rearrange.launch_new((out, x), (view_out, view), names=(RESULT, "x"))
     return finish(out)
 
 
@@ -89,10 +95,19 @@ def rearrange_(y: Any, x: Any) -> Any:
     return _into(y, x, Rearrange.operand_names)
 
 
+_again = Rearrange.again
+
+
 def _into(y: Any, x: Any, names: Sequence[str]) -> Any:
     operand_views = views("rearrange", names, (y, x))
     need_writable("rearrange", names[0], y)
-    Rearrange.launch((y, x), operand_views, names=names)
+    (on_y, layout_y, at_y), (on_x, layout_x, at_x) = operand_views
+    if on_y is on_x is CPU and _again((layout_y, layout_x), at_y, at_x, NULL):
+        if write_counts:
+            count_writes((y,))
+        return y
+    launch = Rearrange.launch_new if on_y is CPU else Rearrange.launch
+    launch((y, x), operand_views, names=names)
     return y
 
 
