@@ -108,7 +108,7 @@ def digests(dtype: str) -> dict[str, str]:
 
 _PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider")
 _TESTS = {
-    "operators": ("test_ops.py", "not test_case"),
+    "placement": ("test_placement.py", ""),
     "rounding": ("reliability/test_rounding.py", ""),
     "special_values": ("reliability/test_special_values.py", ""),
     "gemm_epilogue": ("abi/test_gemm_epilogue.py", ""),
@@ -194,5 +194,5 @@ def test_rows_past_the_caches(isa: str) -> None:
 def test_lines_past_the_caches(isa: str) -> None:
     """Wherever they begin."""
     needed(isa)
-    options = _pytest(isa, "test_ops.py", "wherever or follow")
+    options = _pytest(isa, "test_placement.py", "wherever or follow")
     assert " passed" in output(start(isa, *options, INFINIOP_STREAM_BYTES="0"))
