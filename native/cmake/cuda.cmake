@@ -31,8 +31,8 @@ else()
 endif()
 
 # nvcc is called by name and not through CMake's CUDA language, which does not find all of it in the packages' folders.
-# Every option is one word: compiler caches take a number that stands alone for a source. Architectures are compiled at a time, as the
-# last of the files takes longer than the others together.
+# Every option is one word: compiler caches take a number that stands alone for a source. All architectures of a file are compiled at
+# the same time, as the last file takes longer than the others together.
 set(cuda_command ${INFINIOP_NVCC} --threads=0 -std=c++17 -O3 -fmad=false --Werror=all-warnings -Xptxas=--warn-on-spills,-Werror --compress-mode=size
   -diag-suppress=177 -ccbin=${CMAKE_CXX_COMPILER} -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-ffp-contract=off,-fstack-protector-strong
   -DINFINI_VERSION="${PROJECT_VERSION}" -I${CMAKE_CURRENT_SOURCE_DIR}/include -I${CMAKE_CURRENT_SOURCE_DIR}/src)

@@ -30,9 +30,6 @@ struct RowCopy final : CpuPlan {
     explicit RowCopy(const InfiniProblem &problem)
         : stream(streams_rows(problem)), loop(stream ? in_order_of_x(problem).operands : problem.operands),
           size(kDtypes[problem.operands[kY].dtype].size), kernel(kernels().copy[log2_of(size)]) {
-        const int64_t row = loop.n * size;
-        reverses = loop.n > 1 && row <= 16 && loop.step[kY] == 1 && loop.step[kX] == -1 && loop.row_stride(kY) == row &&
-                   loop.row_stride(kX) == row;
         if (stream) find_joined();
     }
 
@@ -84,14 +81,6 @@ struct RowCopy final : CpuPlan {
         const bool lines = bytes % kLine == 0 && reinterpret_cast<intptr_t>(y + loop.offset[kY]) % kLine == 0;
         const bool joined = joined_rows > 1 && !lines;
         const int64_t grain = joined ? loop.n : std::max<int64_t>(kLine / size, 1);
-        if (reverses) { // whole rows
-            const ReverseRows reverse_rows = kernels().reverse_rows[log2_of(size)];
-            return loop.parallel_pieces(loop.n * kLine, [&](int64_t begin, int64_t end) {
-                loop.walk_blocks(begin, end, [&](const int64_t *at, int64_t, int64_t n, int64_t rows) {
-                    reverse_rows(y + at[kY], x + at[kX] - (n - 1) * size, n, rows);
-                });
-            });
-        }
         if (contiguous && !stream && bytes <= kShort) {
             const CopyRows copy_rows = kernels().copy_rows;
             return loop.parallel_pieces(grain, [&](int64_t begin, int64_t end) {
@@ -118,13 +107,38 @@ struct RowCopy final : CpuPlan {
     }
 
     bool stream;
-    bool reverses; // rows that follow one another, as pixels whose channels change their order
     RowLoop<2> loop;
     int64_t size;
     CopyRow kernel;
     int64_t joined_rows = 1; // 1: none are
     int64_t joined_apart = INT64_MAX;
     int64_t x_of_next = 0; // bytes from such a row to the next one in x
+};
+
+/** Short rows that follow one another on both sides, in reverse in x: pixels whose channels change their order. */
+struct RowReversal final : CpuPlan {
+    explicit RowReversal(const InfiniProblem &problem)
+        : loop(problem.operands), size(kDtypes[problem.operands[kY].dtype].size) {}
+
+    bool applies() const {
+        const int64_t row = loop.n * size;
+        return loop.n > 1 && row <= 16 && loop.step[kY] == 1 && loop.step[kX] == -1 && loop.row_stride(kY) == row &&
+               loop.row_stride(kX) == row;
+    }
+
+    void run(const InfiniCall &call) const override {
+        char *const y = static_cast<char *>(call.operands[kY]);
+        const char *const x = static_cast<const char *>(call.operands[kX]) - (loop.n - 1) * size;
+        const ReverseRows reverse_rows = kernels().reverse_rows[log2_of(size)];
+        loop.parallel_pieces(loop.n * kLine, [&](int64_t begin, int64_t end) { // whole rows
+            loop.walk_blocks(begin, end, [&](const int64_t *at, int64_t, int64_t n, int64_t rows) {
+                reverse_rows(y + at[kY], x + at[kX], n, rows);
+            });
+        });
+    }
+
+    RowLoop<2> loop;
+    int64_t size;
 };
 
 /** y is contiguous along one axis and x along another: those two make tiles, other dimensions loops. */
@@ -181,8 +195,6 @@ struct TileCopy final : CpuPlan {
     bool stream;
 };
 
-} // namespace
-
 /** Where the last dimension is contiguous on both sides and as long as an element may be, it is one. */
 InfiniProblem in_large_elements(InfiniProblem problem) {
     const InfiniOperand &y = problem.operands[kY], &x = problem.operands[kX];
@@ -192,7 +204,7 @@ InfiniProblem in_large_elements(InfiniProblem problem) {
     int dtype = INFINI_DTYPE_INVALID;
     for (const int known : {INFINI_DTYPE_U16, INFINI_DTYPE_U32, INFINI_DTYPE_U64, INFINI_DTYPE_C128})
         if (kDtypes[known].size == n * kDtypes[y.dtype].size) dtype = known;
-    if (dtype == INFINI_DTYPE_INVALID || n == 1) return problem;
+    if (dtype == INFINI_DTYPE_INVALID) return problem;
     for (const InfiniOperand *operand : {&y, &x}) {
         if (operand->offset % n != 0) return problem;
         for (int d = 0; d < last; ++d)
@@ -220,11 +232,14 @@ InfiniProblem upwards_in_x(InfiniProblem problem) {
     return problem;
 }
 
+} // namespace
+
 std::unique_ptr<CpuPlan> plan_rearrange(const InfiniProblem &given, size_t *) {
     const InfiniProblem problem = in_large_elements(given), upwards = upwards_in_x(problem);
     Axis rows, cols;
     if (find_tiles(upwards.operands[kY], upwards.operands[kX], rows, cols))
         return std::make_unique<TileCopy>(upwards, rows, cols);
+    if (auto reversal = std::make_unique<RowReversal>(problem); reversal->applies()) return reversal;
     return std::make_unique<RowCopy>(problem);
 }
 
