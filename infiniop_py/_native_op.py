@@ -45,12 +45,13 @@ class NativeOp(NamedTuple):
     place: Callable[[], Any]  # for a descriptor
 
     @property
-    def direct(self) -> Any:
-        """One run on the CPU as a function of ``Descriptor.direct`` and three pointers, which returns its
-        status: of the operands or, where these are two, of them and NULL. None for other operators.
+    def direct(self) -> Callable[[Any, Any, Any, Any], int] | None:
+        """One run on the CPU, with alpha 1 and beta 0 where there are such, as a function of
+        ``Descriptor.direct`` and three pointers, which returns its status: of the operands or, where these
+        are two, of them and NULL. None for operators of more.
         """
         if len(self.operand_names) == 3:
-            return lib.infiniopRun3
+            return lib.infiniopRun3  # type: ignore[no-any-return]
         return None if self.has_workspace else self.run  # with a stream at the end
 
 
@@ -156,8 +157,8 @@ class Descriptor:
         self.workspace_size = workspace_size
         # The first arguments of every run, for the usual case that no workspace is needed.
         self._head = (pointer, NULL, 0) if op.has_workspace else (pointer,)
-        #: For NativeOp.direct, where that does all that is needed.
-        self.direct = None if self.workspace_size or offsets else pointer
+        #: For NativeOp.direct, where there is one and it does all that is needed.
+        self.direct = None if self.workspace_size or offsets or op.direct is None else pointer
 
     def run(self, call: Call, stream: Stream | None) -> None:
         """One native call, or one for each tuple of offsets, on a stream (None: on the CPU)."""
@@ -313,8 +314,8 @@ NATIVE = OpImpl(plan, run)
 _SOMEWHERE = cast(_native.VOID_POINTER, 1 << 63)
 
 
-#: alpha and beta of operators that have none, or only the first.
-_FACTORS = (1.0, 0.0)
+#: alpha and beta of operators that have none, or only the first, and of :attr:`NativeOp.direct`.
+FACTORS = (1.0, 0.0)
 
 
 _graph_place = owning("infiniopGraph_t", lib.infiniopDestroyGraph)
@@ -344,7 +345,7 @@ class NativeGraph:
         descriptor: Descriptor = call.plan
         if descriptor.offsets is not None:
             refuse_overlap(call)
-        alpha, beta = (*call.scalars, *_FACTORS[len(call.scalars) :])
+        alpha, beta = (*call.scalars, *FACTORS[len(call.scalars) :])
         for pointers in descriptor.shifted(call.pointers):
             operands = ffi.new("void *[]", [cast(_native.VOID_POINTER, p) for p in pointers])
             status = lib.infiniopGraphAppend(

@@ -20,7 +20,9 @@ from numpy import ndarray
 
 from ._layout import Layout
 from ._log import logger
+from ._native import NULL
 from ._native_op import (
+    FACTORS,
     NATIVE,
     Descriptor,
     NativeOp,
@@ -123,8 +125,8 @@ class GraphOperator(ABC):
     #: Of products: element types in which their sums are kept, so that nothing is rounded at the end.
     keeps_sums: ClassVar[frozenset[DType]] = frozenset()
 
-    #: Of operators of two or three operands: see _shortcut.
-    again: ClassVar[Callable[[tuple[Any, ...], Any, Any, Any], bool]]
+    #: See :func:`_shortcut`.
+    again: ClassVar[Callable[..., bool]]
 
     #: Of `params` and of `scalars`, in their order.
     param_names: ClassVar[tuple[str, ...]] = ()
@@ -154,8 +156,7 @@ class GraphOperator(ABC):
         cls._dispatcher = OpDispatcher(cls.name)
         cls._dispatcher.register_all(NATIVE, override_existing=False)
         cls._local = _ThreadCache(cls.name)
-        if cls.native.direct is not None:
-            cls.again = staticmethod(_shortcut(cls))
+        cls.again = staticmethod(_shortcut(cls))
 
     @classmethod
     def dispatcher(cls) -> OpDispatcher:
@@ -251,26 +252,26 @@ class GraphOperator(ABC):
         # asked of pointers the library asks at each run; a refusal is worded by the call that follows.
         devices, layouts, pointers = zip(*operand_views)
         device = devices[0]
+        if devices.count(device) != len(devices):
+            return False
+        key = layouts + params
+        if device is CPU:
+            return cls.again(key, pointers if len(pointers) > 2 else (*pointers, NULL), scalars)
         if (
-            devices.count(device) != len(devices)
-            or thread.recording is not None
+            thread.recording is not None
             or not _is_quiet()
             or cls._dispatcher.table.get(device.type) is not NATIVE
         ):
             return False
-        cache, key = cls._local.cache.get_cache(device), layouts + params
+        cache = cls._local.cache.get_cache(device)
         entry = cache.entries.get(key)
         if entry is None:
             return False
         descriptor: Descriptor = entry[0]
         if descriptor.offsets is not None:
             return False
-        stream = None
-        if device is not CPU:
-            stream = one_stream(device, operands)
-            if stream is None:
-                return False
-        if descriptor.run_once(pointers, scalars, stream):
+        stream = one_stream(device, operands)
+        if stream is None or descriptor.run_once(pointers, scalars, stream):
             return False
         cache.use(key, entry)
         return True
@@ -494,38 +495,44 @@ def planned(op: type[C_co]) -> Callable[[Callable[P, R_co]], Planned[P, R_co, C_
     return decorate
 
 
-def _shortcut(op: type[GraphOperator]) -> Callable[[tuple[Any, ...], Any, Any, Any], bool]:
-    """The short way for calls on the CPU: a function of their layouts and the pointers of
-    :attr:`NativeOp.direct`, which runs a call whose layouts the operator ran with before and returns True,
-    or does nothing and returns False.
+def _shortcut(op: type[GraphOperator]) -> Callable[..., bool]:
+    """The short way for calls on the CPU: a function of their layouts and params, their pointers, as
+    :attr:`NativeOp.direct` wants them where there is one, and their scalars, which runs a call whose like the
+    operator ran before and returns True, or does nothing and returns False.
 
     What is asked of layouts was answered then; what is asked of pointers the library asks at each run.
     Whatever else there is to look at, to log or to refuse is left to the long way. Each step here is paid for
-    by every small call, hence the short names and the missing function calls.
+    by every small call, hence the missing function calls.
     """
     table = op.dispatcher().table
-    run = op.native.direct
+    plain = FACTORS[: len(op.scalar_names)]
+    run: Any = op.native.direct
     is_logged = logger.isEnabledFor
     debug = logging.DEBUG
 
-    def again(layouts: tuple[Any, ...], at_0: Any, at_1: Any, at_2: Any) -> bool:
+    def again(key: tuple[Any, ...], pointers: tuple[Any, ...], scalars: tuple[float, ...] = ()) -> bool:
         ready = thread.ready
         try:
             cache = ready[op]
-            entry = cache.entries[layouts]
+            entry = cache.entries[key]
         except KeyError:
             if thread.recording is None:
                 ready[op] = op._local.cpu  # a recording that a signal starts just now has another `ready`
             return False
-        descriptor = entry[0].direct
-        if descriptor is None or table[0] is not NATIVE or is_logged(debug):
+        if table[0] is not NATIVE or is_logged(debug):
             return False
-        if run(descriptor, at_0, at_1, at_2):
+        descriptor = entry[0]
+        pointer = descriptor.direct
+        if pointer is not None and scalars == plain:
+            at_0, at_1, at_2 = pointers  # a call of a C function with `*pointers` takes longer
+            if run(pointer, at_0, at_1, at_2):
+                return False
+        elif descriptor.offsets is not None or descriptor.run_once(pointers, scalars):
             return False
         if entry is cache.newest:
             cache.hits += 1
         else:
-            cache.use(layouts, entry)
+            cache.use(key, entry)
         return True
 
     return again

@@ -17,24 +17,26 @@ from .tensor import Tensor, allocate
 class Workspace:
     """Scratch memory on one device."""
 
-    __slots__ = ("_tensor", "device")
+    __slots__ = ("_held", "device")
+
+    #: Bytes, and where they are: in one, for a signal's handler may reserve more between any two steps.
+    _held: tuple[int, Tensor | None]
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._tensor: Tensor | None = None
+        self._held = (0, None)
 
     def reserve(self, nbytes: int, op: str) -> Tensor | None:
-        """Return at least `nbytes` bytes, to be held while they are used, for `op`; None for 0."""
-        if nbytes == 0:
-            return None
-        if self._tensor is None or self._tensor.size < nbytes:
-            self._tensor = allocate(DType.U8, (nbytes,), self.device, f"{op}: workspace")
-        return self._tensor
+        """Return at least `nbytes` bytes, to be held while they are used, for `op`; perhaps None for 0."""
+        held = self._held
+        if nbytes > held[0]:
+            held = self._held = (nbytes, allocate(DType.U8, (nbytes,), self.device, f"{op}: workspace"))
+        return held[1]
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return 0 if self._tensor is None else self._tensor.size
+        return self._held[0]
 
 
 class _Pool(threading.local):

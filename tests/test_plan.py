@@ -435,6 +435,40 @@ def test_another_thread_has_its_own(ran: Any) -> None:
     assert seen == [(0, 1)]
 
 
+#: An operator, a call of it, and the shapes of what it reads.
+CALLS: dict[str, tuple[type[ip.GraphOperator], Any, list[tuple[int, ...]]]] = {
+    "add": (ip.Add, ip.add, [(3, 5), (3, 5)]),
+    "rearrange": (ip.Rearrange, lambda x: ip.rearrange(x.T), [(40, 30)]),
+    "gemm": (ip.Gemm, ip.gemm, [(3, 5), (5, 4)]),
+    "with alpha": (ip.Gemm, lambda a, b: ip.gemm(a, b, 3.0), [(3, 5), (5, 4)]),
+    "with a workspace": (ip.Gemm, lambda a, b: ip.gemm(a, b.T), [(40, 50), (60, 50)]),
+    "with a workspace and alpha": (ip.Gemm, lambda a, b: ip.gemm(a, b.T, 3.0), [(40, 50), (60, 50)]),
+    "in several runs": (ip.Gemm, lambda a, b: ip.gemm(a[:, :2], b), [(2, 3, 4, 5), (2, 1, 5, 4)]),
+    "gemm_add": (ip.GemmAdd, ip.gemm_add, [(3, 5), (5, 4), (4,)]),
+    "gemm_mul with alpha": (ip.GemmMul, lambda a, b, d: ip.gemm_mul(a, b, d, 3.0), [(3, 5), (5, 4), (3, 4)]),
+    "add_rms_norm": (ip.AddRMSNorm, lambda a, b, w: ip.add_rms_norm(a, b, w)[0], [(3, 8), (3, 8), (8,)]),
+}
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f2"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_like_one_before_it_gives_the_same(name: str, dtype: str) -> None:
+    op, call, shapes = CALLS[name]
+    first, then = (
+        [random.integers(-3, 4, shape).astype(dtype) for shape in shapes]
+        for random in (np.random.default_rng(seed) for seed in (1, 2))
+    )
+    op.cache().clear()
+    wanted = call(*then)
+    op.cache().clear()
+    call(*first)
+    call(*first)
+    before = op.cache().cache_info()
+    np.testing.assert_array_equal(call(*then), wanted)
+    after = op.cache().cache_info()
+    assert (after.hits - before.hits, after.misses - before.misses) == (1, 0)
+
+
 def test_gemm_with_scalars_after_gemm_without() -> None:
     c, a, b = (ip.from_numpy(x) for x in matrices())
     product = a.numpy() @ b.numpy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,18 +19,32 @@ _transpose = np.ndarray.transpose  # a subclass may have another one, which copi
 def view(array: np.ndarray[Any, Any]) -> View:
     """The array's device, layout and pointer. KeyError for dtypes the table does not have (yet)."""
     try:
-        pointer = from_buffer(array)  # a fifth of the cost of the last way, but for C-contiguous arrays only
-    except ValueError:
-        if array.flags.f_contiguous:  # as the transposed weights of a layer are
-            pointer = from_buffer(_transpose(array))
-        else:
-            pointer = cast(VOID_POINTER, array.__array_interface__["data"][0])
-    return CPU, _layout(array.dtype, array.shape, array.strides), pointer
+        layout, odd = _known[array.dtype, array.shape, array.strides]
+    except KeyError:
+        layout, odd = _meet(array)
+    if not odd:
+        return CPU, layout, from_buffer(array)
+    if odd == _F_CONTIGUOUS:  # as the transposed weights of a layer are
+        return CPU, layout, from_buffer(_transpose(array))
+    # Twice the cost of the others, which are for contiguous arrays only.
+    return CPU, layout, cast(VOID_POINTER, array.__array_interface__["data"][0])
 
 
-@lru_cache(maxsize=1 << 14)
-def _layout(dtype: np.dtype[Any], shape: Shape, strides: tuple[int, ...]) -> Layout:
-    return interned(BY_NUMPY[dtype], shape, strides)
+_F_CONTIGUOUS, _NOT_CONTIGUOUS = 1, 2
+#: Of arrays met before, by dtype, shape and strides: layout, and 0 or what they are if not C-contiguous.
+_known: dict[Any, tuple[Layout, int]] = {}
+_MOST_KNOWN = 1 << 14
+
+
+def _meet(array: np.ndarray[Any, Any]) -> tuple[Layout, int]:
+    key = array.dtype, array.shape, array.strides
+    flags = array.flags
+    odd = 0 if flags.c_contiguous else _F_CONTIGUOUS if flags.f_contiguous else _NOT_CONTIGUOUS
+    found = interned(BY_NUMPY[array.dtype], array.shape, array.strides), odd
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    _known[key] = found
+    return found
 
 
 def writable(array: np.ndarray[Any, Any]) -> bool:

@@ -70,7 +70,7 @@ class Elementwise(GraphOperator):
         view_out = views(cls.name, ("out",), (out,))[0]
         if device is not CPU:
             cls.launch((out, a, b), (view_out, view_a, view_b), names=_WITHOUT_OUT)
-        elif not cls.again((view_out[1], view_a[1], view_b[1]), view_out[2], view_a[2], view_b[2]):
+        elif not cls.again((view_out[1], view_a[1], view_b[1]), (view_out[2], view_a[2], view_b[2])):
             cls.launch_new((out, a, b), (view_out, view_a, view_b), names=_WITHOUT_OUT)
         return finish(out)
 
@@ -83,7 +83,7 @@ def _into(cls: type[Elementwise]) -> Callable[..., Any]:
         operand_views = views3(op, names, c, a, b)
         need_writable(op, names[0], c)
         (on_c, layout_c, at_c), (on_a, layout_a, at_a), (on_b, layout_b, at_b) = operand_views
-        if on_c is on_a is on_b is CPU and again((layout_c, layout_a, layout_b), at_c, at_a, at_b):
+        if on_c is on_a is on_b is CPU and again((layout_c, layout_a, layout_b), (at_c, at_a, at_b)):
             if write_counts:
                 count_writes((c,))
             return c

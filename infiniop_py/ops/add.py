@@ -52,7 +52,7 @@ def add_(c: Any, a: Any, b: Any) -> Any:
     array([0, 2, 4])
     """
     if type(c) is type(a) is type(b) is Tensor and _again(
-        (c._layout, a._layout, b._layout), c._pointer, a._pointer, b._pointer
+        (c._layout, a._layout, b._layout), (c._pointer, a._pointer, b._pointer)
     ):
         return c
     return _into(c, a, b)

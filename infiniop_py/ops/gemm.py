@@ -77,7 +77,6 @@ class Gemm(GraphOperator):
 
 
 _again = Gemm.again
-_PLAIN = (1.0, 0.0)  # the scalars that it runs with
 
 
 class Addend(Rearrange):
@@ -144,9 +143,9 @@ def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, *, c: Any = None
         out, finish = allocate("gemm", inputs, layout_a[0], shape, device)
         view_out = views("gemm", ("out",), (out,))[0]
         if (
-            scalars == _PLAIN
+            not adds
             and device is CPU
-            and _again((view_out[1], layout_a, layout_b), view_out[2], at_a, at_b)
+            and _again((view_out[1], layout_a, layout_b), (view_out[2], at_a, at_b), scalars)
         ):
             return finish(out)
     else:
@@ -178,10 +177,8 @@ def gemm_(c: Any, a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0) -> Any:
            [0.5, 1.5]])
     """
     scalars = (as_float("gemm", "alpha", alpha), as_float("gemm", "beta", beta))
-    if (
-        scalars == _PLAIN
-        and type(c) is type(a) is type(b) is Tensor
-        and _again((c._layout, a._layout, b._layout), c._pointer, a._pointer, b._pointer)
+    if type(c) is type(a) is type(b) is Tensor and _again(
+        (c._layout, a._layout, b._layout), (c._pointer, a._pointer, b._pointer), scalars
     ):
         return c
     return _into(c, a, b, scalars, Gemm.operand_names)
@@ -190,11 +187,10 @@ def gemm_(c: Any, a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0) -> Any:
 def _into(c: Any, a: Any, b: Any, scalars: tuple[float, float], names: Sequence[str]) -> Any:
     operand_views = views3("gemm", names, c, a, b)
     need_writable("gemm", names[0], c)
-    if scalars == _PLAIN:
-        (on_c, layout_c, at_c), (on_a, layout_a, at_a), (on_b, layout_b, at_b) = operand_views
-        if on_c is on_a is on_b is CPU and _again((layout_c, layout_a, layout_b), at_c, at_a, at_b):
-            if write_counts:
-                count_writes((c,))
-            return c
+    (on_c, layout_c, at_c), (on_a, layout_a, at_a), (on_b, layout_b, at_b) = operand_views
+    if on_c is on_a is on_b is CPU and _again((layout_c, layout_a, layout_b), (at_c, at_a, at_b), scalars):
+        if write_counts:
+            count_writes((c,))
+        return c
     Gemm.launch((c, a, b), operand_views, scalars=scalars, names=names)
     return c

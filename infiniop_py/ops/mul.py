@@ -45,7 +45,7 @@ def mul_(c: Any, a: Any, b: Any) -> Any:
     array([0, 1, 4])
     """
     if type(c) is type(a) is type(b) is Tensor and _again(
-        (c._layout, a._layout, b._layout), c._pointer, a._pointer, b._pointer
+        (c._layout, a._layout, b._layout), (c._pointer, a._pointer, b._pointer)
     ):
         return c
     return _into(c, a, b)

@@ -79,7 +79,7 @@ def rearrange(x: Any, *, out: Any = None) -> Any:
     (view_out,) = views("rearrange", ("out",), (out,))
     if device is not CPU:
         Rearrange.launch((out, x), (view_out, view), names=(RESULT, "x"))
-    elif not _again((view_out[1], view[1]), view_out[2], view[2], NULL):
+    elif not _again((view_out[1], view[1]), (view_out[2], view[2], NULL)):
         Rearrange.launch_new((out, x), (view_out, view), names=(RESULT, "x"))
     return finish(out)
 
@@ -102,7 +102,7 @@ def _into(y: Any, x: Any, names: Sequence[str]) -> Any:
     operand_views = views("rearrange", names, (y, x))
     need_writable("rearrange", names[0], y)
     (on_y, layout_y, at_y), (on_x, layout_x, at_x) = operand_views
-    if on_y is on_x is CPU and _again((layout_y, layout_x), at_y, at_x, NULL):
+    if on_y is on_x is CPU and _again((layout_y, layout_x), (at_y, at_x, NULL)):
         if write_counts:
             count_writes((y,))
         return y
