@@ -518,6 +518,19 @@ def _gemm_few_rows() -> Iterator[Case]:
         yield Case("gemm", dtype, sizes(f"3x{m}x5 3x{m}x584 3x584x5"), ("C", "C", "T"), beta=1.0)
 
 
+def _gemm_columns_of_few_rows() -> Iterator[Case]:
+    """Results of 2 to 33 rows whose columns are contiguous, of more columns than are transposed at a time."""
+    for dtype in FLOATS:
+        for m, n, k in sizes("2x70x9 4x131x300 8x70x32 15x131x61 16x70x300 17x131x68 32x200x128 33x70x132"):
+            for b in ("C", "T"):
+                for edge in ("begin", "end"):
+                    yield gemm(m, n, k, dtype, ("T", "C", b), alpha=-0.5, beta=1.0, edge=edge)
+            yield gemm(m, n, k, dtype, ("padded_columns", "T", "C"))
+        for rows in (4, 16):
+            batched = sizes(f"3x{rows}x70 3x{rows}x68 3x68x70")
+            yield Case("gemm", dtype, batched, ("T", "C", "C"), beta=-0.5)
+
+
 def _gemm_layouts() -> Iterator[Case]:
     for m, n, k in sizes("9x17x33 33x65x40 70x64x260"):
         large = m == 70
@@ -897,7 +910,15 @@ def _rearrange() -> Iterator[Case]:
 
 
 def _table() -> dict[str, Case]:
-    groups = [_gemm_sizes, _gemm_few_rows, _gemm_layouts, _gemm_scalars, _gemm_batches, _gemm_values]
+    groups = [
+        _gemm_sizes,
+        _gemm_few_rows,
+        _gemm_columns_of_few_rows,
+        _gemm_layouts,
+        _gemm_scalars,
+        _gemm_batches,
+        _gemm_values,
+    ]
     groups += [_epilogues, _elementwise, _add_rms_norm, _rearrange]
     table: dict[str, Case] = {}
     for case in itertools.chain.from_iterable(group() for group in groups):

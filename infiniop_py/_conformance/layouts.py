@@ -72,6 +72,11 @@ def _padded(shape: Shape) -> Shape:
     return _row_major((*shape[:-1], shape[-1] + 3)) if shape else ()
 
 
+def _padded_columns(shape: Shape) -> Shape:
+    *outer, rows, cols = _padded((*shape[:-2], shape[-1], shape[-2]))
+    return (*outer, cols, rows)
+
+
 def _column(shape: Shape) -> Shape:
     """x[..., :n] of rows five times as long; x[:, :1] when n is 1."""
     return _row_major((*shape[:-1], 5 * shape[-1])) if shape else ()
@@ -165,7 +170,7 @@ LAYOUTS: dict[str, Callable[[Shape], Shape]] = {
     "window": _window,
 }
 # By name too, for rows of their own: they differ from others in what is computed with vectors.
-_SPECIAL: dict[str, Callable[[Shape], Shape]] = {"turned": _turned}
+_SPECIAL: dict[str, Callable[[Shape], Shape]] = {"turned": _turned, "padded_columns": _padded_columns}
 _SPECIAL |= {f"every_{step}": _every(step) for step in (3, 4, 5)}
 _SPECIAL |= {f"pixels_{channels}": _pixels(channels) for channels in (3, 4, 5, 9)}
 INPUT_ONLY = ("first_zero", "last_zero", "all_zero", "window")

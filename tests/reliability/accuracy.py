@@ -125,7 +125,8 @@ _CHECKS = {
 # K on both sides of a block of 256, of one of 256 pairs, and of several.
 _DEPTHS = (1, 2, 3, 7, 31, 255, 256, 257, 512, 513, 769, 3001)
 # Few rows, also with more of B than half of a large second-level cache; few columns; more of both, and of a B
-# that no product reads where it lies. Beyond so many rows a product is blocked, if B is transposed or A is.
+# that no product reads where it lies. Beyond so many rows a product is blocked, if B is transposed and too
+# large to be copied.
 _SHAPES = sizes("1x300x384 2x1101x513 8x130x513 300x1x384 300x5x300 40x330x600 16x16x100003")
 _BLOCKED_ROWS = {"f16": 264, "bf16": 264, "f32": 264, "f64": 136}
 _SLOW_SHAPES = sizes("2060x70x300 70x2060x300 16x16x1000003")
@@ -144,7 +145,7 @@ def _products(dtype: str, slow: bool) -> Iterator[Case]:
     for k, layouts in itertools.product(_DEPTHS, _LAYOUTS[:2]):
         yield row(17, 33, k, layouts=layouts, data="normal")
         yield row(17, 33, k, layouts=layouts, data="positive")
-    for m, n, k in (*_SHAPES, (_BLOCKED_ROWS[dtype], 130, 270), *_SLOW_SHAPES * slow):
+    for m, n, k in (*_SHAPES, (_BLOCKED_ROWS[dtype], 400, 513), *_SLOW_SHAPES * slow):
         large = m * n * k > 10**7
         for layouts in _LAYOUTS[1:2] if large else _LAYOUTS:
             yield row(m, n, k, layouts=layouts, data="normal")

@@ -5,6 +5,7 @@
  * AVX-512, by long runs of some of B's rows. Columns of B are multiplied over all of K (gemm_lines.inl, gemv.inl). */
 #include "cpu/gemm_way.h"
 #include "cpu/thread_pool.h"
+#include "cpu/tiles.h"
 
 namespace infini::gemm {
 
@@ -59,6 +60,8 @@ constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
 constexpr int64_t kStreamTasks = 16; // for a thread, since one of two often falls behind with what comes from memory
 constexpr int64_t kHeldRowsUncrowded = 4; // from more rows on, short steps are faster
 
+constexpr int64_t kTurned = 64; // columns of sums that are transposed at a time, if they fill cache lines
+
 struct InPlace final : Way {
     bool by_rows;           // which dimension of B is contiguous
     bool packs_a;           // it must be converted, or that is what the kernel reads fastest
@@ -71,6 +74,7 @@ struct InPlace final : Way {
     int64_t ld;                     // of sums
     int64_t bytes_a, bytes_blocks;  // shared: packed A; the sums of each K block
     int64_t bytes_sums, bytes_part; // all sums and those of a K block, a thread
+    int64_t bytes_turned;           // sums that are transposed, a thread
     bool at_once;                   // one task and one step, that need no memory
     bool by_lines;                  // columns are shared out where cache lines of B begin
     GemmInPlace common{};           // what the kernels are told in every call
@@ -188,6 +192,8 @@ struct InPlace final : Way {
         bytes_sums =
             !shares_k && (k > std::max(step, block_k) || c.col != 1 || may_repeat()) ? acc_bytes(task_m * ld) : 0;
         bytes_part = !shares_k && (streams || step < std::min(k, block_k)) ? acc_bytes(task_m * ld) : 0;
+        const bool turns = c.row == 1 && c.col != 1 && task_m * kernel.acc_size >= kLine;
+        bytes_turned = turns ? acc_bytes(kTurned * ld_turned()) : 0;
         at_once = tasks_m * tasks_n == 1 && k <= step && bytes_a + bytes_blocks + bytes_sums + bytes_part == 0;
         common.kc = k;
         common.a_row = packs_a ? 1 : a.row;
@@ -202,9 +208,8 @@ struct InPlace final : Way {
         common.c_row = c.row;
         whole = groups_of(task_m);
     }
-    int64_t workspace(int threads) const override {
-        return bytes_a + bytes_blocks + (bytes_sums + bytes_part) * threads;
-    }
+    int64_t bytes_of_thread() const { return bytes_sums + bytes_part + bytes_turned; }
+    int64_t workspace(int threads) const override { return bytes_a + bytes_blocks + bytes_of_thread() * threads; }
     /** Are there two kinds of kernels, so that a task may be multiplied once more? */
     bool may_repeat() const { return kernel.unit_k > 1; }
 
@@ -230,13 +235,13 @@ struct InPlace final : Way {
                             std::min(task_m, m - i0),
                             cols,
                             columns.head_of(tn),
-                            r.workspace + bytes_a + bytes_blocks + slot * (bytes_sums + bytes_part)};
+                            r.workspace + bytes_a + bytes_blocks + slot * bytes_of_thread()};
             // C is written by the kernels, but only once if it is read: else at the end, from the sums.
             const bool to_c = c.col == 1 && (r.beta == 0 || !may_repeat());
             const int least_b = multiply(r, task, kFast, to_c);
             // B has not been read before, so that it is known only now.
             if (may_flush(least_a.exponent(), least_b)) multiply(r, task, kExact, to_c);
-            if (!to_c) kernel.store(at_c(r.c, i0, j0), c.row, c.col, task.sums, ld, task.m, task.n, r.alpha, r.beta);
+            if (!to_c) store(r, task);
             finish(r.c, r.d, i0, j0, task.m, task.n);
         });
     }
@@ -298,6 +303,24 @@ struct InPlace final : Way {
         int64_t i0, j0, m, n, head; // head: of n, see GemmInPlace
         char *sums;
     };
+
+    /** All sums of a task to C. */
+    void store(const Run &r, const Task &t) const {
+        char *const pc = at_c(r.c, t.i0, t.j0);
+        if (bytes_turned == 0) return kernel.store(pc, c.row, c.col, t.sums, ld, t.m, t.n, r.alpha, r.beta);
+        const TransposeTile transpose = kernels().transpose[log2_of(kernel.acc_size)];
+        char *const turned = t.sums + bytes_sums + bytes_part;
+        for (int64_t j = 0; j < t.n; j += kTurned) {
+            const int64_t cols = std::min(kTurned, t.n - j), to = ld_turned();
+            transpose(turned, {to, nullptr}, t.sums + j * kernel.acc_size, {ld, nullptr}, cols, t.m, false);
+            kernel.store(at_c(pc, 0, j), c.col, 1, turned, to, cols, t.m, r.alpha, r.beta);
+        }
+    }
+    /** Of the transposed sums, whose rows meet in no set of a cache; see CopiedB::ld. */
+    int64_t ld_turned() const {
+        const int64_t line = kLine / kernel.acc_size;
+        return (ceil_div(task_m, line) | 1) * line;
+    }
 
     /** A small product takes about as long as the general way to it. */
     void run_at_once(const Run &r) const {

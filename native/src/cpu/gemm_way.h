@@ -84,15 +84,15 @@ struct Gemm {
             batch = 1;
         }
         nr = kernel.nr;
-        // Sums are stored in rows, so a column-major C is computed as C^T = B^T A^T; so is one with few columns, since the ways
-        // for few rows then apply. Where rows of A need not be packed, or B is, that is worth it if vectors would be mostly empty;
-        // panels of halves, which are of two, more than a quarter.
+        // Sums are stored in rows, so a column-major C is computed as C^T = B^T A^T, unless it has few rows; so is one with few
+        // columns, since the ways for few rows then apply. Where rows of A need not be packed, or B is, that is worth it if vectors
+        // would be mostly empty; panels of halves, which are of two, more than a quarter.
         constexpr int64_t kFewColumns = 64;
         const bool column_major = c.col != 1 && n > 1 && (m == 1 || std::abs(c.row) < std::abs(c.col));
         const bool in_rows =
             c.col == 1 && reads_a() && b_is_small() && (b.col == 1 || (converts() ? b.row == 1 : may_copy_b()));
         const bool empty = converts() ? 4 * n <= 3 * round_up(n, nr) : 16 * n <= 5 * nr;
-        exchanged = column_major || (n <= kFewColumns && m > 4 * n && (!in_rows || empty));
+        exchanged = (column_major && !turns_sums()) || (n <= kFewColumns && m > 4 * n && (!in_rows || empty));
         if (exchanged) {
             std::swap(m, n);
             std::swap(a, b);
@@ -136,6 +136,13 @@ struct Gemm {
     bool may_copy_b() const {
         constexpr int64_t kRows = 17;
         return !converts() && m >= kRows && reads_a() && b.row == 1 && b.col != 1 && n > 1 && b_is_small();
+    }
+    /** Is C, column-major, of so few rows and so many products that it costs less to transpose their sums than to do without the ways
+     *  for few rows? */
+    bool turns_sums() const {
+        constexpr int64_t kFewRows = 32, kDeep = 4;
+        const int64_t few_by_columns = (kernel.packs_for_columns ? 32 : 16) / size; // measured
+        return c.row == 1 && m <= n && k >= kDeep * m && m <= (b.col == 1 ? kFewRows : b.row == 1 ? few_by_columns : 0);
     }
     /** Has B rows that a product may pack on its way? */
     bool can_pack_rows() const { return b.col == 1 && n >= nr && kernel.multiply_pack[1] != nullptr; }
