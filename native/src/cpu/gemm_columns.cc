@@ -1,7 +1,8 @@
-/* gemm by columns: so few rows of A that a K block of it stays in the second-level cache beside B's. A is packed once, as a whole;
- * threads share the columns of C, and each packs the part of B that it needs: a panel whose rows are contiguous while the first
- * rows of A are multiplied with it, others at once, or where B comes from memory while the K block before is multiplied.
- * Between the threads there is nothing to wait for, and no line of B that one of them wrote and another reads. */
+/* gemm by columns: so few rows of A that a K block of it stays in the second-level cache beside B's. A is packed as a whole, by each
+ * thread for itself, or once if there is much of it; threads share the columns of C, and each packs the part of B that it needs: a
+ * panel whose rows are contiguous while the first rows of A are multiplied with it, others at once, or where B comes from memory
+ * while the K block before is multiplied. Between the threads there is nothing to wait for, and no line of B that one of them wrote
+ * and another reads. */
 #include "cpu/gemm_way.h"
 #include "cpu/thread_pool.h"
 
@@ -23,9 +24,10 @@ struct Columns final : Way {
     int64_t task_n;                       // columns of C in a task
     int64_t tasks_m, tasks_n;             // by panels of A, by columns
     bool packs_rows;                      // the first product of a panel of B does, from where its rows lie
+    bool own_a;                           // each thread packs all of A for itself
     bool ahead;                           // else: two K blocks of B, and not only one
     bool by_lines;                        // panels of B begin where cache lines of its rows do, if those begin alike
-    int64_t bytes_a, bytes_b, bytes_sums; // packed A, shared; B and sums, a thread
+    int64_t bytes_a, bytes_b, bytes_sums; // packed A; B and sums, a thread
 
     /** Columns of a B whose rows are contiguous in one task; 0 where there are too many rows of A. */
     static int64_t run_of(const Gemm &g) {
@@ -57,6 +59,7 @@ struct Columns final : Way {
         tasks_n = ceil_div(n, task_n);
         tasks_m = std::min(panels_m, ceil_div(threads, tasks_n)); // each of which packs B for itself
         by_lines = packs_rows && b.row * size % kLine == 0 && n >= kLinesPanels * nr;
+        own_a = packs_own_a(gemm, threads);
         bytes_a = acc_bytes(m * k_blocks() * kGemmBlockUnits);
         bytes_b = panel_b(units(std::min(k, block_k))) * (packs_rows ? 1 : task_n / nr * (ahead ? 2 : 1));
         // They wait here for the next K block; those of the last one are stored at once.
@@ -64,35 +67,58 @@ struct Columns final : Way {
         bytes_sums = tile_bytes() * (k_blocks() > 1 ? ceil_div(panels_m, tasks_m) * panels_b : 1);
     }
     int64_t bytes_of_thread() const { return bytes_b + bytes_sums; }
-    int64_t workspace(int threads) const override { return bytes_a + bytes_of_thread() * threads; }
+    int64_t bytes_of_a(int threads) const { return bytes_a * (own_a ? threads : 1); }
+    int64_t workspace(int threads) const override { return bytes_of_a(threads) + bytes_of_thread() * threads; }
 
     void run(const Run &r) const override {
         constexpr int64_t kPackPanels = 4; // of A, so that all threads pack even where K is one block
         const int64_t parts = ceil_div(panels_m, kPackPanels);
         Least least_a;
-        parallel_for(k_blocks() * parts, m * k < 16 * 1024 ? 1 : r.threads, [&](int64_t t, int) {
-            const int64_t k0 = t / parts * block_k, kc = std::min(block_k, k - k0);
-            const int64_t p = t % parts * kPackPanels;
-            least_a.meet(pack_a(block_a(r, k0) + bytes_before(p, units(kc)), r.a, p,
-                                std::min(p + kPackPanels, panels_m), k0, kc));
-        });
+        if (!own_a)
+            parallel_for(k_blocks() * parts, r.threads, [&](int64_t t, int) {
+                const int64_t k0 = t / parts * block_k, p = t % parts * kPackPanels;
+                least_a.meet(pack_blocks(r, p, std::min(p + kPackPanels, panels_m), k0, std::min(k0 + block_k, k)));
+            });
         const Strips columns{n, task_n, by_lines ? elements_until_line(r.b, size) : 0};
-        parallel_for(tasks_m * columns.count(), r.threads, [&](int64_t t, int slot) {
-            char *const scratch = r.workspace + bytes_a + slot * bytes_of_thread();
-            const int64_t tn = t / tasks_m, tm = t % tasks_m, j0 = columns.begin(tn), cols = columns.size(tn);
-            const Task task{panels_m * tm / tasks_m, panels_m * (tm + 1) / tasks_m, j0, cols, columns.head_of(tn)};
-            if (packs_rows)
-                multiply_rows(r, task, scratch, scratch + bytes_sums);
-            else
-                multiply(r, task, least_a.exponent(), scratch, scratch + bytes_sums);
-            finish(r.c, r.d, row_of(task.p0), j0, row_of(task.p1) - row_of(task.p0), cols);
-        });
+        const auto of_slot = [&](int slot) {
+            Run own = r;
+            if (own_a) own.workspace += slot * bytes_a;
+            return own;
+        };
+        parallel_prepared(
+            tasks_m * columns.count(), r.threads,
+            [&](int slot) { return own_a ? pack_blocks(of_slot(slot), 0, panels_m, 0, k) : least_a.exponent(); },
+            [&](int64_t t, int slot, int least) {
+                char *const scratch = r.workspace + bytes_of_a(r.threads) + slot * bytes_of_thread();
+                multiply(of_slot(slot), columns, t, least, scratch);
+            });
+    }
+
+    /** Panels p0..p1 of A, K blocks k0..k1. Returns the least exponent. */
+    int pack_blocks(const Run &r, int64_t p0, int64_t p1, int64_t k0, int64_t k1) const {
+        int least = kLeastOfNothing;
+        for (; k0 < k1; k0 += block_k) {
+            const int64_t kc = std::min(block_k, k - k0);
+            least = std::min(least, pack_a(block_a(r, k0) + bytes_before(p0, units(kc)), r.a, p0, p1, k0, kc));
+        }
+        return least;
+    }
+
+    /** Task t, with bytes_of_thread() of scratch. */
+    void multiply(const Run &r, const Strips &columns, int64_t t, int least_a, char *scratch) const {
+        const int64_t tn = t / tasks_m, tm = t % tasks_m, j0 = columns.begin(tn), cols = columns.size(tn);
+        const Task task{panels_m * tm / tasks_m, panels_m * (tm + 1) / tasks_m, j0, cols, columns.head_of(tn)};
+        if (packs_rows)
+            multiply_rows(r, task, scratch, scratch + bytes_sums);
+        else
+            multiply(r, task, least_a, scratch, scratch + bytes_sums);
+        finish(r.c, r.d, row_of(task.p0), j0, row_of(task.p1) - row_of(task.p0), cols);
     }
 
     std::string describe() const override {
         const char *const b_packed = packs_rows ? "B packed by rows, " : ahead ? "B packed ahead, " : "";
         return std::string("columns, A packed, ") + b_packed + text(tasks_m) + " x " + text(tasks_n) + " tasks of " +
-               text(task_n) + " columns, tiles " + text(mr) + " x " + text(nr);
+               text(task_n) + " columns, tiles " + text(mr) + " x " + text(nr) + (own_a ? ", A by each thread" : "");
     }
 
     /** [k block][panel][unit][row] */

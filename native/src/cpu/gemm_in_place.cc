@@ -72,9 +72,10 @@ struct InPlace final : Way {
     int64_t task_m, task_n; // rows and columns of C in a task
     int64_t tasks_m, tasks_n;
     int64_t ld;                     // of sums
-    int64_t bytes_a, bytes_blocks;  // shared: packed A; the sums of each K block
+    int64_t bytes_a, bytes_blocks;  // packed A; the sums of each K block, shared
     int64_t bytes_sums, bytes_part; // all sums and those of a K block, a thread
     int64_t bytes_turned;           // sums that are transposed, a thread
+    bool own_a;                     // each thread packs all of A for itself
     bool at_once;                   // one task and one step, that need no memory
     bool by_lines;                  // columns are shared out where cache lines of B begin
     GemmInPlace common{};           // what the kernels are told in every call
@@ -192,6 +193,7 @@ struct InPlace final : Way {
         bytes_sums =
             !shares_k && (k > std::max(step, block_k) || c.col != 1 || may_repeat()) ? acc_bytes(task_m * ld) : 0;
         bytes_part = !shares_k && (streams || step < std::min(k, block_k)) ? acc_bytes(task_m * ld) : 0;
+        own_a = packs_a && !shares_k && packs_own_a(gemm, threads);
         const bool turns = c.row == 1 && c.col != 1 && task_m * kernel.acc_size >= kLine;
         bytes_turned = turns ? acc_bytes(kTurned * ld_turned()) : 0;
         at_once = tasks_m * tasks_n == 1 && k <= step && bytes_a + bytes_blocks + bytes_sums + bytes_part == 0;
@@ -209,41 +211,67 @@ struct InPlace final : Way {
         whole = groups_of(task_m);
     }
     int64_t bytes_of_thread() const { return bytes_sums + bytes_part + bytes_turned; }
-    int64_t workspace(int threads) const override { return bytes_a + bytes_blocks + bytes_of_thread() * threads; }
+    int64_t bytes_of_a(int threads) const { return bytes_a * (own_a ? threads : 1); }
+    int64_t workspace(int threads) const override {
+        return bytes_of_a(threads) + bytes_blocks + bytes_of_thread() * threads;
+    }
     /** Are there two kinds of kernels, so that a task may be multiplied once more? */
     bool may_repeat() const { return kernel.unit_k > 1; }
 
     void run(const Run &r) const override {
         if (at_once) return run_at_once(r);
         Least least_a;
-        if (packs_a) // [k block][unit][row], or in each K block of those that are streamed in steps, the panels of two groups
-            parallel_for(k_blocks(), m * k < 64 * 1024 ? 1 : r.threads, [&](int64_t block, int) {
-                const int64_t k0 = block * block_k;
-                const int64_t group = in_steps ? steps_first(static_cast<int>(m)) : m;
-                for (int64_t i = 0; i < m; i += group)
-                    least_a.meet(kernel.pack(r.workspace + kGemmBlockUnits * (block * m + i) * kernel.acc_size, 0,
-                                             at_a(r.a, i, k0), a.row, a.col, std::min(group, m - i),
-                                             std::min(group, m - i), std::min(block_k, k - k0)));
-            });
+        if (packs_a && !own_a)
+            parallel_for(k_blocks(), m * k < 64 * 1024 ? 1 : r.threads,
+                         [&](int64_t block, int) { least_a.meet(pack_block(r, block)); });
         if (shares_k) return run_k_blocks(r, least_a.exponent());
         const Strips columns = columns_of(r.b);
-        parallel_for(tasks_m * columns.count(), r.threads, [&](int64_t t, int slot) {
-            const int64_t i0 = tasks_m == 1 ? 0 : t % tasks_m * task_m;
-            const int64_t tn = tasks_m == 1 ? t : t / tasks_m, j0 = columns.begin(tn), cols = columns.size(tn);
-            const Task task{i0,
-                            j0,
-                            std::min(task_m, m - i0),
-                            cols,
-                            columns.head_of(tn),
-                            r.workspace + bytes_a + bytes_blocks + slot * bytes_of_thread()};
-            // C is written by the kernels, but only once if it is read: else at the end, from the sums.
-            const bool to_c = c.col == 1 && (r.beta == 0 || !may_repeat());
-            const int least_b = multiply(r, task, kFast, to_c);
-            // B has not been read before, so that it is known only now.
-            if (may_flush(least_a.exponent(), least_b)) multiply(r, task, kExact, to_c);
-            if (!to_c) store(r, task);
-            finish(r.c, r.d, i0, j0, task.m, task.n);
-        });
+        const auto of_slot = [&](int slot) {
+            Run own = r;
+            if (own_a) own.workspace += slot * bytes_a;
+            return own;
+        };
+        parallel_prepared(
+            tasks_m * columns.count(), r.threads,
+            [&](int slot) {
+                if (!own_a) return least_a.exponent();
+                int least = kLeastOfNothing;
+                for (int64_t block = 0; block < k_blocks(); ++block)
+                    least = std::min(least, pack_block(of_slot(slot), block));
+                return least;
+            },
+            [&](int64_t t, int slot, int least) {
+                char *const sums = r.workspace + bytes_of_a(r.threads) + bytes_blocks + slot * bytes_of_thread();
+                run_task(of_slot(slot), columns, t, least, sums);
+            });
+    }
+
+    /** [k block][unit][row], or in each K block of those that are streamed in steps, the panels of two groups. Returns the least
+     *  exponent. */
+    int pack_block(const Run &r, int64_t block) const {
+        const int64_t k0 = block * block_k, kc = std::min(block_k, k - k0);
+        const int64_t group = in_steps ? steps_first(static_cast<int>(m)) : m;
+        int least = kLeastOfNothing;
+        for (int64_t i = 0; i < m; i += group) {
+            const int64_t rows = std::min(group, m - i);
+            char *const to = r.workspace + kGemmBlockUnits * (block * m + i) * kernel.acc_size;
+            least = std::min(least, kernel.pack(to, 0, at_a(r.a, i, k0), a.row, a.col, rows, rows, kc));
+        }
+        return least;
+    }
+
+    /** Task t, with bytes_of_thread() for sums. */
+    void run_task(const Run &r, const Strips &columns, int64_t t, int least_a, char *sums) const {
+        const int64_t i0 = tasks_m == 1 ? 0 : t % tasks_m * task_m;
+        const int64_t tn = tasks_m == 1 ? t : t / tasks_m, j0 = columns.begin(tn), cols = columns.size(tn);
+        const Task task{i0, j0, std::min(task_m, m - i0), cols, columns.head_of(tn), sums};
+        // C is written by the kernels, but only once if it is read: else at the end, from the sums.
+        const bool to_c = c.col == 1 && (r.beta == 0 || !may_repeat());
+        const int least_b = multiply(r, task, kFast, to_c);
+        // B has not been read before, so that it is known only now.
+        if (may_flush(least_a, least_b)) multiply(r, task, kExact, to_c);
+        if (!to_c) store(r, task);
+        finish(r.c, r.d, i0, j0, task.m, task.n);
     }
 
     /** Those of the tasks. */

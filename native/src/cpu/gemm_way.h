@@ -10,6 +10,7 @@
 #include "core/status.h"
 #include "cpu/caches.h"
 #include "cpu/isa.h"
+#include "cpu/thread_pool.h"
 
 namespace infini::gemm {
 
@@ -310,6 +311,29 @@ private:
         std::atomic<int64_t> at;
     } next_[kMost];
 };
+
+/** Elements of A that are packed more than once, at most: lines that another core has written come so slowly that each thread packs A
+ *  for itself in less time than its part of it, and the wait for the others'. */
+constexpr int64_t kPackedTwice = 1 << 18;
+inline bool packs_own_a(const Gemm &g, int threads) { return threads > 1 && (threads - 1) * g.m * g.k <= kPackedTwice; }
+
+/** Tasks, and before its first one what each thread does for itself: task(t, slot, prepare(slot)). */
+template <class Prepare, class Task>
+void parallel_prepared(int64_t tasks, int threads, Prepare &&prepare, Task &&task) {
+    constexpr int kMost = 256;
+    struct {
+        bool is_prepared;
+        int prepared;
+    } of_slot[kMost];
+    threads = std::min(threads, kMost);
+    for (int slot = 0; slot < threads; ++slot)
+        of_slot[slot].is_prepared = false; // all would take longer than a small product
+    parallel_for(tasks, threads, [&](int64_t t, int slot) {
+        auto &own = of_slot[slot];
+        if (!own.is_prepared) own = {true, prepare(slot)};
+        task(t, slot, own.prepared);
+    });
+}
 
 /** The way named, for an item that so many threads compute; null where it does not pay. Best first. */
 std::unique_ptr<const Way> in_place(const Gemm &gemm, int threads);
