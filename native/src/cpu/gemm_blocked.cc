@@ -21,9 +21,11 @@ constexpr int64_t kGroupCols = 128, kGroupRows = 4096;
 
 struct Blocked final : Way {
     int64_t block_p, block_n, deep; // panels of A; columns, a multiple of the tile's; elements of K, whole K blocks
-    int64_t bytes_a, bytes_b, bytes_sums; // of the workspace: A for each thread, B twice where a block follows
+    int64_t bytes_a, bytes_b,
+        bytes_sums; // of the workspace: A for each thread, B for each or twice where a block follows
+    bool own_b;     // each thread packs all of B for itself
 
-    explicit Blocked(const Gemm &gemm) : Way(gemm) {
+    Blocked(const Gemm &gemm, int threads) : Way(gemm) {
         block_p = std::min(panels_m, ceil_div(kBlockM, mr));
         block_n = std::min(round_up(n, nr), round_up(kBlockN, nr));
         const int64_t bytes_k_block = kTaskRows * kGemmBlockUnits * kernel.acc_size;
@@ -34,13 +36,14 @@ struct Blocked final : Way {
         bytes_b = block_n / nr * panel_b(depth);
         // They wait here for the next K blocks.
         bytes_sums = k_steps() > 1 ? block_p * ceil_div(block_n, nr) * tile_bytes() : 0;
+        own_b = steps() == 1 && groups_of(block_at(0), threads) == 1 && packs_for_itself(n * k, threads);
     }
     std::string describe() const override {
         return "blocked " + text(block_p * mr) + " x " + text(block_n) + " x " + text(std::min(k, deep)) + ", tiles " +
-               text(mr) + " x " + text(nr);
+               text(mr) + " x " + text(nr) + (own_b ? ", B by each thread" : "");
     }
     int64_t workspace(int threads) const override {
-        return bytes_a * threads + bytes_b * (steps() > 1 ? 2 : 1) + bytes_sums;
+        return bytes_a * threads + bytes_b * (own_b ? threads : steps() > 1 ? 2 : 1) + bytes_sums;
     }
 
     /** `panels` panels of A from p0 on, columns n0.. of C and the part k0.. of the sums. */
@@ -61,6 +64,18 @@ struct Blocked final : Way {
         const int64_t steps = this->steps();
         char *const scratch = r.workspace, *const sums = scratch + bytes_a * r.threads,
                     *const panels = sums + bytes_sums;
+        if (own_b) {
+            const Block all = block_at(0);
+            const Tasks tasks = tasks_of(all, r.threads);
+            parallel_prepared(
+                tasks.all(), r.threads,
+                [&](int slot) { return pack_b(panels + slot * bytes_b, r.b, n, k, 0, runs(n, k)); },
+                [&](int64_t t, int slot, int least_b) {
+                    PackedRows rows;
+                    multiply(all, tasks, t, r, rows, scratch + slot * bytes_a, panels + slot * bytes_b, least_b, sums);
+                });
+            return;
+        }
         Least least[2];
         for (int64_t step = -1; step < steps; ++step) {
             const int next = static_cast<int>((step + 1) & 1), now = 1 - next; // the first is packed into 0
@@ -191,6 +206,6 @@ struct Blocked final : Way {
 
 } // namespace
 
-std::unique_ptr<const Way> blocked(const Gemm &gemm, int) { return std::make_unique<Blocked>(gemm); }
+std::unique_ptr<const Way> blocked(const Gemm &gemm, int threads) { return std::make_unique<Blocked>(gemm, threads); }
 
 } // namespace infini::gemm

@@ -56,10 +56,17 @@ struct Columns final : Way {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         task_n = b.col == 1 ? run_of(gemm) : kColumnsPanels * nr;
         task_n = round_up(std::min(task_n, ceil_div(n, threads == 1 ? 1 : threads * kEach)), nr);
+        // Columns of the thread that has most of them; shorter runs are worth it only if these are clearly less.
+        const auto most = [&](int64_t cols) {
+            const int64_t tasks = ceil_div(n, cols), rounds = ceil_div(tasks, threads);
+            return (rounds - 1) * cols + (tasks % threads == 1 ? n - (tasks - 1) * cols : cols);
+        };
+        for (int64_t fewer = task_n - nr; threads > 1 && fewer > 0; fewer -= nr)
+            if (16 * most(fewer) <= 15 * most(task_n)) task_n = fewer;
         tasks_n = ceil_div(n, task_n);
         tasks_m = std::min(panels_m, ceil_div(threads, tasks_n)); // each of which packs B for itself
         by_lines = packs_rows && b.row * size % kLine == 0 && n >= kLinesPanels * nr;
-        own_a = packs_own_a(gemm, threads);
+        own_a = packs_for_itself(m * k, threads);
         bytes_a = acc_bytes(m * k_blocks() * kGemmBlockUnits);
         bytes_b = panel_b(units(std::min(k, block_k))) * (packs_rows ? 1 : task_n / nr * (ahead ? 2 : 1));
         // They wait here for the next K block; those of the last one are stored at once.

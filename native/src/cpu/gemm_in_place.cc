@@ -193,7 +193,7 @@ struct InPlace final : Way {
         bytes_sums =
             !shares_k && (k > std::max(step, block_k) || c.col != 1 || may_repeat()) ? acc_bytes(task_m * ld) : 0;
         bytes_part = !shares_k && (streams || step < std::min(k, block_k)) ? acc_bytes(task_m * ld) : 0;
-        own_a = packs_a && !shares_k && packs_own_a(gemm, threads);
+        own_a = packs_a && !shares_k && packs_for_itself(m * k, threads);
         const bool turns = c.row == 1 && c.col != 1 && task_m * kernel.acc_size >= kLine;
         bytes_turned = turns ? acc_bytes(kTurned * ld_turned()) : 0;
         at_once = tasks_m * tasks_n == 1 && k <= step && bytes_a + bytes_blocks + bytes_sums + bytes_part == 0;

@@ -312,10 +312,12 @@ private:
     } next_[kMost];
 };
 
-/** Elements of A that are packed more than once, at most: lines that another core has written come so slowly that each thread packs A
- *  for itself in less time than its part of it, and the wait for the others'. */
-constexpr int64_t kPackedTwice = 1 << 18;
-inline bool packs_own_a(const Gemm &g, int threads) { return threads > 1 && (threads - 1) * g.m * g.k <= kPackedTwice; }
+/** Is an operand of so few elements that each thread packs all of it for itself? Lines that another core has written come so slowly that
+ *  this takes less time than a part of it, and the wait for the others'. */
+inline bool packs_for_itself(int64_t elements, int threads) {
+    constexpr int64_t kPackedTwice = 1 << 18; // at most, measured with two threads
+    return threads > 1 && (threads - 1) * elements <= kPackedTwice;
+}
 
 /** Tasks, and before its first one what each thread does for itself: task(t, slot, prepare(slot)). */
 template <class Prepare, class Task>
