@@ -68,7 +68,7 @@ struct Blocked final : Way {
             const Block all = block_at(0);
             const Tasks tasks = tasks_of(all, r.threads);
             parallel_prepared(
-                tasks.all(), r.threads,
+                tasks.all(), r.threads, true,
                 [&](int slot) { return pack_b(panels + slot * bytes_b, r.b, n, k, 0, runs(n, k)); },
                 [&](int64_t t, int slot, int least_b) {
                     PackedRows rows;

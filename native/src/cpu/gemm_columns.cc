@@ -93,7 +93,7 @@ struct Columns final : Way {
             return own;
         };
         parallel_prepared(
-            tasks_m * columns.count(), r.threads,
+            tasks_m * columns.count(), r.threads, !b_is_in_memory(),
             [&](int slot) { return own_a ? pack_blocks(of_slot(slot), 0, panels_m, 0, k) : least_a.exponent(); },
             [&](int64_t t, int slot, int least) {
                 char *const scratch = r.workspace + bytes_of_a(r.threads) + slot * bytes_of_thread();

@@ -232,7 +232,7 @@ struct InPlace final : Way {
             return own;
         };
         parallel_prepared(
-            tasks_m * columns.count(), r.threads,
+            tasks_m * columns.count(), r.threads, !by_rows && !b_is_in_memory(),
             [&](int slot) {
                 if (!own_a) return least_a.exponent();
                 int least = kLeastOfNothing;

@@ -319,9 +319,11 @@ inline bool packs_for_itself(int64_t elements, int threads) {
     return threads > 1 && (threads - 1) * elements <= kPackedTwice;
 }
 
-/** Tasks, and before its first one what each thread does for itself: task(t, slot, prepare(slot)). */
+/** Tasks, and before its first one what each thread does for itself: task(t, slot, prepare(slot)). If they are
+ *  `divided`, each thread begins with the same ones in every call, of which its caches may still hold something; else all threads
+ *  go on side by side, as memory and rows that they share want it. */
 template <class Prepare, class Task>
-void parallel_prepared(int64_t tasks, int threads, Prepare &&prepare, Task &&task) {
+void parallel_prepared(int64_t tasks, int threads, bool divided, Prepare &&prepare, Task &&task) {
     constexpr int kMost = 256;
     struct {
         bool is_prepared;
@@ -330,11 +332,16 @@ void parallel_prepared(int64_t tasks, int threads, Prepare &&prepare, Task &&tas
     threads = std::min(threads, kMost);
     for (int slot = 0; slot < threads; ++slot)
         of_slot[slot].is_prepared = false; // all would take longer than a small product
-    parallel_for(tasks, threads, [&](int64_t t, int slot) {
+    const auto run = [&](int64_t t, int slot) {
         auto &own = of_slot[slot];
         if (!own.is_prepared) own = {true, prepare(slot)};
         task(t, slot, own.prepared);
-    });
+    };
+    if (!divided || threads == 1) return parallel_for(tasks, threads, run);
+    threads = static_cast<int>(std::min<int64_t>(threads, tasks));
+    Shares shares(tasks, threads);
+    parallel_for(threads, threads,
+                 [&](int64_t share, int slot) { shares.work(share, [&](int64_t t) { run(t, slot); }); });
 }
 
 /** The way named, for an item that so many threads compute; null where it does not pay. Best first. */
