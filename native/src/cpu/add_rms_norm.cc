@@ -79,13 +79,13 @@ struct NormPlan final : CpuPlan {
         const int threads = worth_threads(loop.bytes_per_row);
         const auto begin = [&](int64_t chunk) { return loop.n / 64 * chunk / chunks * 64; };
         const auto end = [&](int64_t chunk) { return chunk + 1 < chunks ? begin(chunk + 1) : loop.n; };
-        parallel_for(chunks, threads, [&](int64_t chunk, int) {
+        parallel_divided(chunks, threads, [&](int64_t chunk, int) {
             const int64_t at = begin(chunk) * size;
             sums[chunk] = kernel.add(r + at, a + at, b + at, end(chunk) - begin(chunk));
         });
         double sum = 0;
         for (int64_t chunk = 0; chunk < chunks; ++chunk) sum += sums[chunk];
-        parallel_for(chunks, threads, [&](int64_t chunk, int) {
+        parallel_divided(chunks, threads, [&](int64_t chunk, int) {
             const int64_t i = begin(chunk);
             const NormRow part = {y + i * size, r + i * size, sum};
             kernel.multiply(&part, 1, w + i * weight_size, end(chunk) - i, loop.n, epsilon);

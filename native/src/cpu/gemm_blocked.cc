@@ -85,13 +85,13 @@ struct Blocked final : Way {
             const Tasks packing = step + 1 < steps ? pack_tasks(then, r.threads) : Tasks{};
             least[next].forget();
             Shares shares(tasks.all(), r.threads), packs(packing.all(), r.threads);
-            parallel_for(r.threads, r.threads, [&](int64_t share, int slot) {
+            parallel_for(r.threads, r.threads, [&](int64_t, int slot) {
                 PackedRows rows;
-                shares.work(share, [&](int64_t t) {
+                shares.work(slot, [&](int64_t t) {
                     multiply(block, tasks, t, r, rows, scratch + slot * bytes_a, panels + now * bytes_b,
                              least[now].exponent(), sums);
                 });
-                packs.work(share,
+                packs.work(slot,
                            [&](int64_t t) { least[next].meet(pack(then, packing, t, r, panels + next * bytes_b)); });
             });
         }

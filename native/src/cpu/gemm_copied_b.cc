@@ -58,10 +58,10 @@ struct CopiedB final : Way {
         const TransposeTile transpose = kernels().transpose[log2_of(size)];
         const int threads = sharers(r.threads);
         Shares shares(parts * strips, threads);
-        parallel_for(threads, threads, [&](int64_t share, int slot) {
+        parallel_for(threads, threads, [&](int64_t, int slot) {
             char *const copy = r.workspace + slot * (bytes_b + bytes_way);
             int64_t copied = -1; // which strip
-            shares.work(share, [&](int64_t t) {
+            shares.work(slot, [&](int64_t t) {
                 const int64_t strip = t / parts, i0 = t % parts * task_m, j0 = strip * task_n;
                 const int64_t rows = std::min(task_m, m - i0), cols = std::min(task_n, n - j0);
                 if (strip != copied) transpose(copy, {ld, nullptr}, at_b(r.b, 0, j0), {b.col, nullptr}, k, cols, false);

@@ -287,31 +287,6 @@ private:
     std::atomic<int> least_{kLeastOfNothing};
 };
 
-/** Tasks 0..n_tasks in as many shares as there are threads: neighbours stay together until a thread has done its own and helps
- *  the others. */
-class Shares {
-public:
-    Shares(int64_t n_tasks, int threads) : n_tasks_(n_tasks), n_(std::min(threads, kMost)) {
-        for (int64_t i = 0; i < n_; ++i) next_[i].at.store(begin(i), std::memory_order_relaxed);
-    }
-    template <class Task>
-    void work(int64_t share, Task &&task) {
-        for (int64_t i = 0; i < n_; ++i) {
-            const int64_t from = (share + i) % n_;
-            for (int64_t t; (t = next_[from].at.fetch_add(1, std::memory_order_relaxed)) < begin(from + 1);) task(t);
-        }
-    }
-
-private:
-    static constexpr int kMost = 64;
-    int64_t begin(int64_t share) const { return n_tasks_ * share / n_; }
-
-    const int64_t n_tasks_, n_;
-    struct alignas(kLine) {
-        std::atomic<int64_t> at;
-    } next_[kMost];
-};
-
 /** Is an operand of so few elements that each thread packs all of it for itself? Lines that another core has written come so slowly that
  *  this takes less time than a part of it, and the wait for the others'. */
 inline bool packs_for_itself(int64_t elements, int threads) {
@@ -338,10 +313,7 @@ void parallel_prepared(int64_t tasks, int threads, bool divided, Prepare &&prepa
         task(t, slot, own.prepared);
     };
     if (!divided || threads == 1) return parallel_for(tasks, threads, run);
-    threads = static_cast<int>(std::min<int64_t>(threads, tasks));
-    Shares shares(tasks, threads);
-    parallel_for(threads, threads,
-                 [&](int64_t share, int slot) { shares.work(share, [&](int64_t t) { run(t, slot); }); });
+    parallel_divided(tasks, threads, run);
 }
 
 /** The way named, for an item that so many threads compute; null where it does not pay. Best first. */

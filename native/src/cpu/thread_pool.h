@@ -4,6 +4,8 @@
  * number of threads. Workers are started when a loop first needs them, look out for another for 50 microseconds and then sleep.
  * A child of fork() has no workers and starts its own. */
 #pragma once
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -32,6 +34,40 @@ void parallel_for(int64_t n_tasks, int max_threads, Task &&task) {
     run_tasks(
         n_tasks, max_threads, [](void *context, int64_t t, int slot) { (*static_cast<Body *>(context))(t, slot); },
         const_cast<void *>(static_cast<const void *>(std::addressof(task))));
+}
+
+/** Tasks 0..n_tasks in as many shares as there are threads: neighbours stay together until a thread has done its own and helps
+ *  the others. work(slot, task) is for a loop of as many tasks as threads, each of them a thread with a slot: the caller's is always
+ *  the same, and so, of two threads, are both shares; what a thread has in its caches may still be there in the next call. */
+class Shares {
+public:
+    Shares(int64_t n_tasks, int threads) : n_tasks_(n_tasks), n_(std::min(threads, kMost)) {
+        for (int64_t i = 0; i < n_; ++i) next_[i].at.store(begin(i), std::memory_order_relaxed);
+    }
+    template <class Task>
+    void work(int64_t share, Task &&task) {
+        for (int64_t i = 0; i < n_; ++i) {
+            const int64_t from = (share + i) % n_;
+            for (int64_t t; (t = next_[from].at.fetch_add(1, std::memory_order_relaxed)) < begin(from + 1);) task(t);
+        }
+    }
+
+private:
+    static constexpr int kMost = 64;
+    int64_t begin(int64_t share) const { return n_tasks_ * share / n_; }
+
+    const int64_t n_tasks_, n_;
+    struct alignas(64) {
+        std::atomic<int64_t> at;
+    } next_[kMost];
+};
+
+/** As parallel_for(), but in shares. */
+template <class Task>
+void parallel_divided(int64_t n_tasks, int max_threads, Task &&task) {
+    const int threads = static_cast<int>(std::min<int64_t>(max_threads, n_tasks));
+    Shares shares(n_tasks, threads);
+    parallel_for(threads, threads, [&](int64_t, int slot) { shares.work(slot, [&](int64_t t) { task(t, slot); }); });
 }
 
 } // namespace infini

@@ -106,7 +106,7 @@ void parallel_tiles(const RowLoop<N> &outer, int64_t rows, int64_t cols, int64_t
         for (int64_t i = 0; i < by_cols.count(); ++i)
             tile(at, by_rows.begin(strip), by_rows.size(strip), by_cols.begin(i), by_cols.size(i));
     };
-    parallel_for(pieces, threads, [&](int64_t piece, int) {
+    parallel_divided(pieces, threads, [&](int64_t piece, int) {
         const int64_t begin = total * piece / pieces, end = total * (piece + 1) / pieces;
         const int64_t first_item = begin / strips, end_item = (end + strips - 1) / strips;
         int64_t item = first_item;
