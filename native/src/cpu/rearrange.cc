@@ -145,7 +145,7 @@ struct RowReversal final : CpuPlan {
 struct TileCopy final : CpuPlan {
     // At a time of a long dimension. Tiles are tall: x is read along their rows, and long runs are what hardware fetches ahead.
     static constexpr int64_t kTileRows = 2048, kTileCols = 1024;
-    static constexpr int64_t kColumnsPerThread = 256; // four pieces of whole cache lines of any type
+    static constexpr int64_t kRowsPerThread = 128; // two pieces of whole cache lines of any type
 
     TileCopy(const InfiniProblem &problem, const Axis &row_axis, const Axis &col_axis)
         : outer(loops_without<2>(problem.operands, row_axis.dims | col_axis.dims)),
@@ -173,8 +173,12 @@ struct TileCopy final : CpuPlan {
         const bool lines = !tables && y_row_step * size % kLine == 0 && x_col_step * size % kLine == 0;
         const int64_t head_rows = lines ? elements_until_line(x + outer.offset[kX], size) : 0,
                       head_cols = lines ? elements_until_line(y + outer.offset[kY], size) : 0;
-        // Threads share columns, if there are enough, rather than rows: they then read runs of x as long as tiles allow.
-        if (outer.rows * outer.n * cols.n >= kColumnsPerThread * num_threads() || cols.n >= rows.n)
+        // Threads share columns, if there are enough, rather than rows: they then read runs of x as long as tiles allow. But of rows
+        // that begin anywhere, one line of each is two threads', who wait for each other's, unless they wait longer for x.
+        const int64_t items = outer.rows * outer.n, enough = kRowsPerThread * num_threads();
+        const bool crowded = y_row_step * size % kLine != 0 && items * rows.n >= enough &&
+                             2 * size * items * rows.n * cols.n <= second_level_cache() / 2 * num_threads();
+        if (!crowded && (items * cols.n >= 2 * enough || cols.n >= rows.n))
             parallel_tiles(
                 outer, cols.n, rows.n, kTileCols, kTileRows, size, 2 * size,
                 [&](const int64_t *at, int64_t col, int64_t n_cols, int64_t row, int64_t n_rows) {
