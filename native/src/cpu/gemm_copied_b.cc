@@ -24,7 +24,8 @@ struct CopiedB final : Way {
     CopiedB(const Gemm &gemm, int threads) : Way(gemm), bytes_way(0) {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         const int64_t fits = std::max(second_level_cache() / kStrips / size / k / nr * nr, kStripCols);
-        task_n = round_up(ceil_div(n, std::max(ceil_div(n, fits), std::min<int64_t>(threads, n / kStripCols))), nr);
+        // In whole vectors: so narrow strips may differ by a third if they are whole tiles.
+        task_n = round_up(ceil_div(n, std::max(ceil_div(n, fits), std::min<int64_t>(threads, n / kStripCols))), nr / 2);
         strips = ceil_div(n, task_n);
         const int64_t wanted = threads == 1 ? 1 : ceil_div(threads * kEach, strips);
         task_m = round_up(ceil_div(m, std::min(wanted, ceil_div(m, kTaskRows))), kernel.in_place_rows);
