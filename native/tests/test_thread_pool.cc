@@ -54,20 +54,63 @@ void test_loops() {
         }
 }
 
-/** Others take part: of two tasks that are given time for it, both run at once. */
+using Clock = std::chrono::steady_clock;
+
+/** Do two threads meet in a loop of two tasks, the first of which waits so long for the other? */
+bool threads_meet(std::chrono::microseconds patience) {
+    std::atomic<int> started{0};
+    bool met = false;
+    parallel_for(2, 2, [&](int64_t, int) {
+        if (started.fetch_add(1) != 0) return;
+        for (const auto end = Clock::now() + patience; !met && Clock::now() < end;) met = started == 2;
+    });
+    return met;
+}
+
+template <class Attempt>
+bool succeeds_in_time(Attempt &&attempt) {
+    for (const auto end = Clock::now() + std::chrono::seconds(20); Clock::now() < end;)
+        if (attempt()) return true;
+    return false;
+}
+
+/** Others take part where they are given time for it. */
 void test_helpers() {
-    using Clock = std::chrono::steady_clock;
     set_num_threads(2);
-    std::atomic<bool> met{false};
-    for (const auto end = Clock::now() + std::chrono::seconds(20); !met && Clock::now() < end;) {
-        std::atomic<int> started{0};
-        parallel_for(2, 2, [&](int64_t, int) {
-            if (started.fetch_add(1) != 0) return;
-            for (const auto patience = Clock::now() + std::chrono::milliseconds(20); Clock::now() < patience;)
-                if (started == 2) met = true;
-        });
+    CHECK(succeeds_in_time([] { return threads_meet(std::chrono::milliseconds(20)); }));
+}
+
+/** A brief loop wakes nobody, unless it follows another one closely. */
+void test_brief() {
+    using std::chrono::milliseconds;
+    set_num_threads(2);
+    CHECK(succeeds_in_time([] { return threads_meet(milliseconds(20)); })); // there is a worker
+    {
+        const Brief brief(true);
+        CHECK(succeeds_in_time([] {
+            std::this_thread::sleep_for(milliseconds(5)); // and it sleeps
+            return !threads_meet(milliseconds(100));      // as if it were to wake
+        }));
+        CHECK(succeeds_in_time([] {
+            std::this_thread::sleep_for(milliseconds(5));
+            for (int i = 0; i < 100; ++i)
+                if (threads_meet(std::chrono::microseconds(20))) return true;
+            return false;
+        }));
+        {
+            const Brief after(false);
+            CHECK(succeeds_in_time([] {
+                std::this_thread::sleep_for(milliseconds(5));
+                return threads_meet(milliseconds(100));
+            }));
+        }
+        CHECK(succeeds_in_time([] {
+            std::this_thread::sleep_for(milliseconds(5));
+            return !threads_meet(milliseconds(100));
+        }));
     }
-    CHECK(met);
+    std::this_thread::sleep_for(milliseconds(5));
+    CHECK(succeeds_in_time([] { return threads_meet(milliseconds(100)); }));
 }
 
 void test_limits() {
@@ -161,6 +204,7 @@ void test_affinity() {
 int main() {
     test_loops();
     test_helpers();
+    test_brief();
     test_limits();
     test_callers();
     test_nesting();

@@ -77,6 +77,7 @@ struct NormPlan final : CpuPlan {
     void long_row(char *y, char *r, const char *a, const char *b, const char *w) const {
         double sums[kMostChunks];
         const int threads = worth_threads(loop.bytes_per_row);
+        const Brief brief(loop.bytes_per_row < kBytesToWake);
         const auto begin = [&](int64_t chunk) { return loop.n / 64 * chunk / chunks * 64; };
         const auto end = [&](int64_t chunk) { return chunk + 1 < chunks ? begin(chunk + 1) : loop.n; };
         parallel_divided(chunks, threads, [&](int64_t chunk, int) {

@@ -23,7 +23,8 @@ namespace gemm {
 
 namespace {
 
-constexpr double kFlopsPerThread = 1 << 20; // fewer are done before a second thread is awake
+constexpr double kFlopsPerThread = 1 << 19; // fewer are done before a second thread has begun,
+constexpr double kFlopsToWake = 1 << 24;    // or was awake to begin
 constexpr double kFlopsOfLoad = 8;          // that take as long as an element of B to come from the second-level cache
 constexpr double kItemsFlops = 1 << 19;     // of items that a thread takes at a time: where that is often, threads wait
 constexpr double kFetchItemFlops = 2 * 48 * 48 * 48; // for less, fetching the next item costs more than it saves
@@ -37,9 +38,11 @@ struct GemmPlan final : CpuPlan {
     GemmPlan(const Gemm &gemm, size_t *workspace_size) : g(gemm) {
         if (g.k == 0) return; // nothing but scale()
         const double loads = static_cast<double>(g.k) * static_cast<double>(g.n);
-        const int threads = worth_threads((g.flops() + kFlopsOfLoad * loads) * static_cast<double>(g.batch));
+        const double flops = (g.flops() + kFlopsOfLoad * loads) * static_cast<double>(g.batch);
+        const int threads = worth_threads(flops);
+        brief = flops < kFlopsToWake;
         // Small items are worth a thread each, not several threads one after the other.
-        by_item = g.batch > 1 && g.flops() < 16 * kFlopsPerThread;
+        by_item = g.batch > 1 && g.flops() < kFlopsToWake;
         slots = by_item ? static_cast<int>(std::min<int64_t>(g.batch, threads)) : 1;
         threads_of_item = by_item ? 1 : threads;
         for (const auto plan : {in_place, copied_b, columns, blocked})
@@ -70,6 +73,7 @@ struct GemmPlan final : CpuPlan {
         char *const pd = plain ? nullptr : static_cast<char *>(call.operands[3]);
         const float beta = plain ? call.beta : 0; // a graph may have been given one for an operator without it
         if (g.k == 0 || call.alpha == 0) return scale(pc, pd, beta);
+        const Brief loops(brief);
         // A and B stand in the order of the problem: exchanged where the plan exchanged them.
         const char *const pa = static_cast<const char *>(call.operands[1]);
         const char *const pb = static_cast<const char *>(call.operands[2]);
@@ -122,6 +126,7 @@ struct GemmPlan final : CpuPlan {
     }
 
     Gemm g;
+    bool brief = false;         // see Brief
     bool by_item = false;       // threads share the items of the batch, and not one item
     bool fetches_items = false; // the next one while one is multiplied, since all are more than the caches hold
     int64_t items_together = 1; // in a task

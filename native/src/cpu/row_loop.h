@@ -8,8 +8,8 @@
 
 namespace infini {
 
-/** Below this much memory traffic a second thread costs more than it brings: waking one takes about as long as moving it. */
-constexpr double kBytesPerThread = 256 * 1024;
+/** Below this much memory traffic a second thread costs more than it brings, even if it is awake, and waking one below this. */
+constexpr double kBytesPerThread = 256 * 1024, kBytesToWake = 3 << 20;
 
 inline int worth_threads(double bytes) {
     return static_cast<int>(std::clamp(bytes / kBytesPerThread, 1.0, static_cast<double>(num_threads())));
@@ -97,8 +97,10 @@ struct RowLoop {
     template <class Piece>
     void parallel_pieces(int64_t grain, Piece &&piece) const {
         const int64_t total = rows * n;
-        const int threads = worth_threads(static_cast<double>(rows) * bytes_per_row);
+        const double bytes = static_cast<double>(rows) * bytes_per_row;
+        const int threads = worth_threads(bytes);
         if (threads == 1) return piece(int64_t{0}, total);
+        const Brief brief(bytes < kBytesToWake);
         const int64_t grains = (total + grain - 1) / grain;
         const int64_t pieces = std::min<int64_t>(threads, grains);
         parallel_for(pieces, threads, [&](int64_t i, int) {

@@ -138,7 +138,7 @@ int process_num_threads() {
 
 /* ---- the pool ------------------------------------------------------------------------------------------------------- */
 
-INFINI_THREAD_LOCAL bool in_task = false;
+INFINI_THREAD_LOCAL bool in_task = false, is_brief = false;
 
 /** Waits for a condition that is about to come true, as long as it would take to sleep and wake. */
 template <class Condition>
@@ -184,19 +184,23 @@ class Pool {
 public:
     void run(Loop &loop, int threads) {
         int helpers, helpers_to_wake;
+        bool makes_do; // with the workers that are awake, unless a loop before has just done so
         {
             std::lock_guard<std::mutex> lock(mutex_);
             ++computing_;
             // Threads that compute for others are taken: a second caller must not oversubscribe the CPUs.
             helpers = std::max(0, std::min<int>(threads - 1, std::max(threads, process_num_threads()) - computing_));
-            helpers = start_workers(helpers);
+            const bool too_few = workers_ - sleeping_ < helpers; // are awake
+            makes_do = is_brief && too_few && std::chrono::steady_clock::now() - made_do_ >= kSpin;
+            const bool wakes = !is_brief || (too_few && !makes_do);
+            helpers = wakes ? start_workers(helpers) : std::min(helpers, workers_);
             loop.open_slots = helpers;
             if (helpers > 0) {
                 loop.older = newest_;
                 newest_ = &loop;
                 open_slots_.fetch_add(helpers, std::memory_order_release);
             }
-            helpers_to_wake = std::min(helpers, sleeping_);
+            helpers_to_wake = wakes ? std::min(helpers, sleeping_) : 0;
             if (helpers_to_wake > 0) {
                 loop.cpu = sched_getcpu();
                 if (crowded_) keep_off(loop.cpu);
@@ -216,6 +220,7 @@ public:
             done_.wait(lock, [&] { return loop.joined == 0; });
         }
         --computing_;
+        if (makes_do) made_do_ = std::chrono::steady_clock::now();
     }
 
     static Pool *instance();
@@ -314,7 +319,8 @@ private:
     Worker each_[kMaxThreads]; // the first workers_ of them; guarded by the mutex, as is all below
     bool crowded_ = false;     // has a worker woken on its waker's CPU?
     Loop *newest_ = nullptr;
-    std::atomic<int> open_slots_{0}; // of all loops; changed under the mutex
+    std::atomic<int> open_slots_{0};                  // of all loops; changed under the mutex
+    std::chrono::steady_clock::time_point made_do_{}; // when the last loop ended that made do
     int workers_ = 0;
     int sleeping_ = 0;
     int computing_ = 0; // threads inside a loop, callers and workers
@@ -360,6 +366,9 @@ const char *num_threads_reason() {
 }
 void set_num_threads(int n) { process_threads = std::min(n, kMaxThreads); }
 void set_num_threads_local(int n) { local_threads = std::min(n, kMaxThreads); }
+
+Brief::Brief(bool brief) : before_(std::exchange(is_brief, brief)) {}
+Brief::~Brief() { is_brief = before_; }
 
 void run_tasks(int64_t n_tasks, int max_threads, void (*task)(void *context, int64_t t, int slot), void *context) {
     const int threads = static_cast<int>(std::min<int64_t>({n_tasks, max_threads, num_threads()}));

@@ -23,6 +23,20 @@ void set_num_threads(int n);
 /** This thread's number; 0 goes back to the process's. */
 void set_num_threads_local(int n);
 
+/** While it lives, this thread's loops are `brief`, or not: so short that a thread that sleeps would be awake when they are over, and
+ *  waking it costs half of their time. They are shared with threads that are still awake, and wake others only where one follows the
+ *  other closely. */
+class Brief {
+public:
+    explicit Brief(bool brief);
+    ~Brief();
+    Brief(const Brief &) = delete;
+    Brief &operator=(const Brief &) = delete;
+
+private:
+    const bool before_;
+};
+
 /** Runs task(context, t, slot) for every t < n_tasks on at most max_threads threads, the caller among them, and returns
  *  when all are done. `slot` < max_threads tells threads apart that run at the same time. Tasks must not throw. A loop
  *  within a task runs on that task's thread alone. */

@@ -94,8 +94,10 @@ void parallel_tiles(const RowLoop<N> &outer, int64_t rows, int64_t cols, int64_t
                     int64_t size, int64_t bytes_per_element, Tile &&tile, int64_t head_rows = 0,
                     int64_t head_cols = 0) {
     const int64_t items = outer.rows * outer.n;
-    const int threads = worth_threads(static_cast<double>(items) * static_cast<double>(rows) *
-                                      static_cast<double>(cols * bytes_per_element));
+    const double bytes =
+        static_cast<double>(items) * static_cast<double>(rows) * static_cast<double>(cols * bytes_per_element);
+    const int threads = worth_threads(bytes);
+    const Brief brief(bytes < kBytesToWake);
     const int64_t wanted = threads == 1 ? 1 : threads * 4; // pieces
     constexpr int64_t kGrain = 64;                         // rows: whole cache lines of any type
     if (items < wanted) tile_rows = std::min(tile_rows, ((rows * items - 1) / (wanted * kGrain) + 1) * kGrain);
