@@ -170,7 +170,8 @@ class Graph:
         thread.ready = {}  # nothing is added while recording
         for tell in when_recording:
             tell(True)
-        thread.recording = self  # the last, so that an interrupt before it leaves no recording behind
+        thread.recording = self  # so late that an interrupt before it leaves no recording behind
+        thread.ready = {}  # what was added in between
 
     def _end(self, *, drop: bool) -> None:
         thread.recording = None

@@ -256,7 +256,7 @@ class GraphOperator(ABC):
             return False
         key = layouts + params
         if device is CPU:
-            return cls.again(key, pointers if len(pointers) > 2 else (*pointers, NULL), scalars)
+            return cls.again(key, pointers if cls.native.direct is None else (*pointers, NULL)[:3], scalars)
         if (
             thread.recording is not None
             or not _is_quiet()

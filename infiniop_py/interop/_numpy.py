@@ -13,7 +13,8 @@ from ..dtypes import BY_NUMPY, DType
 from ..errors import OutOfMemoryError
 from ..tensor import View
 
-_transpose = np.ndarray.transpose  # a subclass may have another one, which copies
+# A subclass may have others, which copy, or say something else.
+_transpose, _flags = np.ndarray.transpose, np.ndarray.flags.__get__
 
 
 def view(array: np.ndarray[Any, Any]) -> View:
@@ -38,7 +39,7 @@ _MOST_KNOWN = 1 << 14
 
 def _meet(array: np.ndarray[Any, Any]) -> tuple[Layout, int]:
     key = array.dtype, array.shape, array.strides
-    flags = array.flags
+    flags = _flags(array)
     odd = 0 if flags.c_contiguous else _F_CONTIGUOUS if flags.f_contiguous else _NOT_CONTIGUOUS
     found = interned(BY_NUMPY[array.dtype], array.shape, array.strides), odd
     if len(_known) >= _MOST_KNOWN:

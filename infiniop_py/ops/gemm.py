@@ -192,5 +192,6 @@ def _into(c: Any, a: Any, b: Any, scalars: tuple[float, float], names: Sequence[
         if write_counts:
             count_writes((c,))
         return c
-    Gemm.launch((c, a, b), operand_views, scalars=scalars, names=names)
+    launch = Gemm.launch_new if on_c is CPU else Gemm.launch
+    launch((c, a, b), operand_views, scalars=scalars, names=names)
     return c

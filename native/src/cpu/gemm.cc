@@ -114,14 +114,19 @@ struct GemmPlan final : CpuPlan {
     void scale(char *pc, char *pd, float beta) const {
         if (beta == 1) return;
         alignas(kLine) static const char zeros[4096] = {};
-        const int64_t columns = static_cast<int64_t>(sizeof zeros) / g.kernel.acc_size;
-        parallel_for(g.batch * g.m, worth_threads(4.0 * static_cast<double>(g.batch * g.m) * static_cast<double>(g.n)),
+        Gemm rows = g; // of C, or its columns where these are nearer together
+        if (std::abs(g.c.row) < std::abs(g.c.col)) {
+            std::swap(rows.m, rows.n);
+            for (Matrix *x : {&rows.c, &rows.d}) std::swap(x->row, x->col);
+        }
+        const int64_t m = rows.m, n = rows.n, columns = static_cast<int64_t>(sizeof zeros) / g.kernel.acc_size;
+        parallel_for(g.batch * m, worth_threads(4.0 * static_cast<double>(g.batch * m) * static_cast<double>(n)),
                      [&](int64_t t, int) {
-                         char *const c = pc + t / g.m * g.c.batch * g.size;
-                         for (int64_t j = 0; j < g.n; j += columns)
-                             g.kernel.store(g.at_c(c, t % g.m, j), g.c.row, g.c.col, zeros, 0, 1,
-                                            std::min(columns, g.n - j), 0.0f, beta);
-                         g.finish(c, pd + t / g.m * g.d.batch * g.size, t % g.m, 0, 1, g.n);
+                         char *const c = pc + t / m * g.c.batch * g.size;
+                         for (int64_t j = 0; j < n; j += columns)
+                             g.kernel.store(rows.at_c(c, t % m, j), rows.c.row, rows.c.col, zeros, 0, 1,
+                                            std::min(columns, n - j), 0.0f, beta);
+                         rows.finish(c, pd + t / m * g.d.batch * g.size, t % m, 0, 1, n);
                      });
     }
 

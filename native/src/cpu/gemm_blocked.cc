@@ -1,7 +1,8 @@
 /* gemm in blocks: C is cut into blocks, K into as many K blocks as fit. B is packed into panels of the register tile's width, converted
  * to the type sums are kept in on the way, while the threads are still busy with the block before; each task packs its own rows
  * of A into its thread's second-level cache. From one K block to the next, a tile's sums stay in the first-level cache. Unless A
- * is tall, each thread packs the columns of B that it multiplies: lines that one core writes and another has read come slowly. */
+ * is tall, each thread packs the columns of B that it multiplies: lines that one core writes and another has read come slowly. For the
+ * same reason each packs all of a B of few columns and one block. */
 #include "cpu/caches.h"
 #include "cpu/gemm_way.h"
 #include "cpu/thread_pool.h"
@@ -36,7 +37,8 @@ struct Blocked final : Way {
         bytes_b = block_n / nr * panel_b(depth);
         // They wait here for the next K blocks.
         bytes_sums = k_steps() > 1 ? block_p * ceil_div(block_n, nr) * tile_bytes() : 0;
-        own_b = steps() == 1 && groups_of(block_at(0), threads) == 1 && packs_for_itself(n * k, threads);
+        own_b = steps() == 1 && tasks_of(block_at(0), threads).groups == 1 && n <= kTaskCols &&
+                packs_for_itself(n * k, threads);
     }
     std::string describe() const override {
         return "blocked " + text(block_p * mr) + " x " + text(block_n) + " x " + text(std::min(k, deep)) + ", tiles " +

@@ -21,13 +21,13 @@ constexpr int64_t kPackRowsSmallL2 = 21; // of A, from which on the first ones' 
 constexpr int64_t kColumnsL2 = 2 << 20, kColumnsMany = 1536, kColumnsManyRowsA = 12 << 20;
 
 struct Columns final : Way {
-    int64_t task_n;                       // columns of C in a task
-    int64_t tasks_m, tasks_n;             // by panels of A, by columns
-    bool packs_rows;                      // the first product of a panel of B does, from where its rows lie
-    bool own_a;                           // each thread packs all of A for itself
-    bool ahead;                           // else: two K blocks of B, and not only one
-    bool by_lines;                        // panels of B begin where cache lines of its rows do, if those begin alike
-    int64_t bytes_a, bytes_b, bytes_sums; // packed A; B and sums, a thread
+    int64_t task_n;           // columns of C in a task
+    int64_t tasks_m, tasks_n; // by panels of A, by columns
+    bool packs_rows;          // the first product of a panel of B does, from where its rows lie
+    bool ahead;               // else: two K blocks of B, and not only one
+    bool by_lines;            // panels of B begin where cache lines of its rows do, if those begin alike
+    PackedA packed;
+    int64_t bytes_b, bytes_sums; // a thread
 
     /** Columns of a B whose rows are contiguous in one task; 0 where there are too many rows of A. */
     static int64_t run_of(const Gemm &g) {
@@ -66,38 +66,33 @@ struct Columns final : Way {
         tasks_n = ceil_div(n, task_n);
         tasks_m = std::min(panels_m, ceil_div(threads, tasks_n)); // each of which packs B for itself
         by_lines = packs_rows && b.row * size % kLine == 0 && n >= kLinesPanels * nr;
-        own_a = packs_for_itself(m * k, threads);
-        bytes_a = acc_bytes(m * k_blocks() * kGemmBlockUnits);
+        packed = {acc_bytes(m * units(k)), packs_for_itself(m * k, threads)};
         bytes_b = panel_b(units(std::min(k, block_k))) * (packs_rows ? 1 : task_n / nr * (ahead ? 2 : 1));
         // They wait here for the next K block; those of the last one are stored at once.
         const int64_t panels_b = task_n / nr + (by_lines ? ceil_div(kLine / size, nr) : 0);
         bytes_sums = tile_bytes() * (k_blocks() > 1 ? ceil_div(panels_m, tasks_m) * panels_b : 1);
     }
     int64_t bytes_of_thread() const { return bytes_b + bytes_sums; }
-    int64_t bytes_of_a(int threads) const { return bytes_a * (own_a ? threads : 1); }
-    int64_t workspace(int threads) const override { return bytes_of_a(threads) + bytes_of_thread() * threads; }
+    int64_t workspace(int threads) const override { return packed.of_all(threads) + bytes_of_thread() * threads; }
 
     void run(const Run &r) const override {
         constexpr int64_t kPackPanels = 4; // of A, so that all threads pack even where K is one block
         const int64_t parts = ceil_div(panels_m, kPackPanels);
         Least least_a;
-        if (!own_a)
-            parallel_for(k_blocks() * parts, r.threads, [&](int64_t t, int) {
+        if (!packed.own)
+            parallel_for(k_blocks() * parts, m * k < 16 * 1024 ? 1 : r.threads, [&](int64_t t, int) {
                 const int64_t k0 = t / parts * block_k, p = t % parts * kPackPanels;
                 least_a.meet(pack_blocks(r, p, std::min(p + kPackPanels, panels_m), k0, std::min(k0 + block_k, k)));
             });
         const Strips columns{n, task_n, by_lines ? elements_until_line(r.b, size) : 0};
-        const auto of_slot = [&](int slot) {
-            Run own = r;
-            if (own_a) own.workspace += slot * bytes_a;
-            return own;
-        };
         parallel_prepared(
             tasks_m * columns.count(), r.threads, !b_is_in_memory(),
-            [&](int slot) { return own_a ? pack_blocks(of_slot(slot), 0, panels_m, 0, k) : least_a.exponent(); },
+            [&](int slot) {
+                return packed.own ? pack_blocks(packed.of(r, slot), 0, panels_m, 0, k) : least_a.exponent();
+            },
             [&](int64_t t, int slot, int least) {
-                char *const scratch = r.workspace + bytes_of_a(r.threads) + slot * bytes_of_thread();
-                multiply(of_slot(slot), columns, t, least, scratch);
+                char *const scratch = r.workspace + packed.of_all(r.threads) + slot * bytes_of_thread();
+                multiply(packed.of(r, slot), columns, t, least, scratch);
             });
     }
 
@@ -125,7 +120,8 @@ struct Columns final : Way {
     std::string describe() const override {
         const char *const b_packed = packs_rows ? "B packed by rows, " : ahead ? "B packed ahead, " : "";
         return std::string("columns, A packed, ") + b_packed + text(tasks_m) + " x " + text(tasks_n) + " tasks of " +
-               text(task_n) + " columns, tiles " + text(mr) + " x " + text(nr) + (own_a ? ", A by each thread" : "");
+               text(task_n) + " columns, tiles " + text(mr) + " x " + text(nr) +
+               (packed.own ? ", A by each thread" : "");
     }
 
     /** [k block][panel][unit][row] */

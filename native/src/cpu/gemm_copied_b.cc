@@ -30,9 +30,7 @@ struct CopiedB final : Way {
         const int64_t wanted = threads == 1 ? 1 : ceil_div(threads * kEach, strips);
         task_m = round_up(ceil_div(m, std::min(wanted, ceil_div(m, kTaskRows))), kernel.in_place_rows);
         parts = ceil_div(m, task_m);
-        // Rows an odd number of cache lines apart meet in no set of a cache before all are in use.
-        const int64_t line = kLine / size;
-        ld = (ceil_div(std::min(n, task_n), line) | 1) * line;
+        ld = odd_lines(std::min(n, task_n), size);
         bytes_b = acc_bytes(k * ld);
         for (const bool fewer_rows : {false, true})
             for (const bool fewer_cols : {false, true}) {

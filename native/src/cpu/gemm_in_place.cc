@@ -60,7 +60,8 @@ constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
 constexpr int64_t kStreamTasks = 16; // for a thread, since one of two often falls behind with what comes from memory
 constexpr int64_t kHeldRowsUncrowded = 4; // from more rows on, short steps are faster
 
-constexpr int64_t kTurned = 64; // columns of sums that are transposed at a time, if they fill cache lines
+constexpr int64_t kTurned =
+    64; // columns of sums that are transposed at a time, if there is a cache line's worth of rows
 
 struct InPlace final : Way {
     bool by_rows;           // which dimension of B is contiguous
@@ -71,11 +72,12 @@ struct InPlace final : Way {
     int64_t step;           // rows of B that are multiplied before the next ones
     int64_t task_m, task_n; // rows and columns of C in a task
     int64_t tasks_m, tasks_n;
-    int64_t ld;                     // of sums
-    int64_t bytes_a, bytes_blocks;  // packed A; the sums of each K block, shared
+    int64_t ld; // of sums
+    PackedA packed;
+    int64_t bytes_blocks;           // the sums of each K block, shared
     int64_t bytes_sums, bytes_part; // all sums and those of a K block, a thread
     int64_t bytes_turned;           // sums that are transposed, a thread
-    bool own_a;                     // each thread packs all of A for itself
+    bool divided;                   // each thread has neighbouring tasks
     bool at_once;                   // one task and one step, that need no memory
     bool by_lines;                  // columns are shared out where cache lines of B begin
     GemmInPlace common{};           // what the kernels are told in every call
@@ -182,7 +184,9 @@ struct InPlace final : Way {
         while (threads > 1 && task_m > 32 && ceil_div(m, task_m) * ceil_div(n, task_n) < threads * kEach) task_m -= 8;
         tasks_m = ceil_div(m, task_m);
         tasks_n = ceil_div(n, task_n);
-        bytes_a = packs_a ? acc_bytes(k_blocks() * kGemmBlockUnits * m) : 0;
+        packed.bytes = packs_a ? acc_bytes(k_blocks() * kGemmBlockUnits * m) : 0;
+        packed.own = packs_a && !shares_k && packs_for_itself(m * k, threads);
+        divided = !by_rows && !b_is_in_memory();
         // Rows of a power of 2 would meet in one set of the first-level cache.
         ld = (shares_k ? round_up(n, nr) : task_n) + (streams ? kLine / kernel.acc_size : 0);
         by_lines =
@@ -193,10 +197,9 @@ struct InPlace final : Way {
         bytes_sums =
             !shares_k && (k > std::max(step, block_k) || c.col != 1 || may_repeat()) ? acc_bytes(task_m * ld) : 0;
         bytes_part = !shares_k && (streams || step < std::min(k, block_k)) ? acc_bytes(task_m * ld) : 0;
-        own_a = packs_a && !shares_k && packs_for_itself(m * k, threads);
-        const bool turns = c.row == 1 && c.col != 1 && task_m * kernel.acc_size >= kLine;
-        bytes_turned = turns ? acc_bytes(kTurned * ld_turned()) : 0;
-        at_once = tasks_m * tasks_n == 1 && k <= step && bytes_a + bytes_blocks + bytes_sums + bytes_part == 0;
+        const bool turns = !shares_k && c.row == 1 && c.col != 1 && task_m * kernel.acc_size >= kLine;
+        bytes_turned = turns ? acc_bytes(kTurned * odd_lines(task_m, kernel.acc_size)) : 0;
+        at_once = tasks_m * tasks_n == 1 && k <= step && packed.bytes + bytes_blocks + bytes_sums + bytes_part == 0;
         common.kc = k;
         common.a_row = packs_a ? 1 : a.row;
         common.a_unit = packs_a ? m : a.col;
@@ -211,9 +214,8 @@ struct InPlace final : Way {
         whole = groups_of(task_m);
     }
     int64_t bytes_of_thread() const { return bytes_sums + bytes_part + bytes_turned; }
-    int64_t bytes_of_a(int threads) const { return bytes_a * (own_a ? threads : 1); }
     int64_t workspace(int threads) const override {
-        return bytes_of_a(threads) + bytes_blocks + bytes_of_thread() * threads;
+        return packed.of_all(threads) + bytes_blocks + bytes_of_thread() * threads;
     }
     /** Are there two kinds of kernels, so that a task may be multiplied once more? */
     bool may_repeat() const { return kernel.unit_k > 1; }
@@ -221,28 +223,23 @@ struct InPlace final : Way {
     void run(const Run &r) const override {
         if (at_once) return run_at_once(r);
         Least least_a;
-        if (packs_a && !own_a)
+        if (packs_a && !packed.own)
             parallel_for(k_blocks(), m * k < 64 * 1024 ? 1 : r.threads,
                          [&](int64_t block, int) { least_a.meet(pack_block(r, block)); });
         if (shares_k) return run_k_blocks(r, least_a.exponent());
         const Strips columns = columns_of(r.b);
-        const auto of_slot = [&](int slot) {
-            Run own = r;
-            if (own_a) own.workspace += slot * bytes_a;
-            return own;
-        };
         parallel_prepared(
-            tasks_m * columns.count(), r.threads, !by_rows && !b_is_in_memory(),
+            tasks_m * columns.count(), r.threads, divided,
             [&](int slot) {
-                if (!own_a) return least_a.exponent();
+                if (!packed.own) return least_a.exponent();
                 int least = kLeastOfNothing;
                 for (int64_t block = 0; block < k_blocks(); ++block)
-                    least = std::min(least, pack_block(of_slot(slot), block));
+                    least = std::min(least, pack_block(packed.of(r, slot), block));
                 return least;
             },
             [&](int64_t t, int slot, int least) {
-                char *const sums = r.workspace + bytes_of_a(r.threads) + bytes_blocks + slot * bytes_of_thread();
-                run_task(of_slot(slot), columns, t, least, sums);
+                char *const sums = r.workspace + packed.of_all(r.threads) + bytes_blocks + slot * bytes_of_thread();
+                run_task(packed.of(r, slot), columns, t, least, sums);
             });
     }
 
@@ -287,7 +284,7 @@ struct InPlace final : Way {
         const int64_t bytes_block = acc_bytes(m * ld);
         const Strips columns = columns_of(r.b);
         const int64_t strips = columns.count();
-        char *const blocks = r.workspace + bytes_a + before_sums(columns.head) * kernel.acc_size;
+        char *const blocks = r.workspace + packed.bytes + before_sums(columns.head) * kernel.acc_size;
         parallel_for(k_blocks() * strips, r.threads, [&](int64_t t, int) {
             const int64_t k0 = t / strips * block_k, tn = t % strips, j0 = columns.begin(tn);
             GemmInPlace g = common;
@@ -323,7 +320,7 @@ struct InPlace final : Way {
                                      : "in place by ") +
                (by_rows ? "rows" : "columns") + " of B" + (shares_k ? ", K blocks shared" : "") +
                (step < block_k ? ", " + text(step) + " at a time" : "") + (packs_a ? ", A packed" : "") + ", tasks " +
-               text(task_m) + " x " + text(task_n);
+               text(task_m) + " x " + text(task_n) + (packed.own ? ", A by each thread" : "");
     }
 
     /** Rows i0.., columns j0.. of C. */
@@ -339,17 +336,11 @@ struct InPlace final : Way {
         const TransposeTile transpose = kernels().transpose[log2_of(kernel.acc_size)];
         char *const turned = t.sums + bytes_sums + bytes_part;
         for (int64_t j = 0; j < t.n; j += kTurned) {
-            const int64_t cols = std::min(kTurned, t.n - j), to = ld_turned();
+            const int64_t cols = std::min(kTurned, t.n - j), to = odd_lines(task_m, kernel.acc_size);
             transpose(turned, {to, nullptr}, t.sums + j * kernel.acc_size, {ld, nullptr}, cols, t.m, false);
             kernel.store(at_c(pc, 0, j), c.col, 1, turned, to, cols, t.m, r.alpha, r.beta);
         }
     }
-    /** Of the transposed sums, whose rows meet in no set of a cache; see CopiedB::ld. */
-    int64_t ld_turned() const {
-        const int64_t line = kLine / kernel.acc_size;
-        return (ceil_div(task_m, line) | 1) * line;
-    }
-
     /** A small product takes about as long as the general way to it. */
     void run_at_once(const Run &r) const {
         const GemmInPlaceKernel *const kernels = by_rows ? kernel.rows[kFast] : kernel.columns[kFast];
@@ -385,8 +376,8 @@ struct InPlace final : Way {
                             : !small_l2() ? common.far_b ? kAheadNear : kColumnsRun
                             : m == 1      ? kColumnsRunOfOneRow
                                           : kColumnsRunSmallL2;
-            g.ahead =
-                k0 + step < k ? at_b(r.b, k0 + step, t.j0) : at_b(r.b, 0, std::min(t.j0 + r.threads * task_n, n - 1));
+            const int64_t next = t.j0 + (divided ? 1 : r.threads) * task_n; // the thread's next task, probably
+            g.ahead = k0 + step < k ? at_b(r.b, k0 + step, t.j0) : at_b(r.b, 0, std::min(next, n - 1));
             return;
         }
         if (streams) return;

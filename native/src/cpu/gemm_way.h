@@ -93,7 +93,7 @@ struct Gemm {
         const bool in_rows =
             c.col == 1 && reads_a() && b_is_small() && (b.col == 1 || (converts() ? b.row == 1 : may_copy_b()));
         const bool empty = converts() ? 4 * n <= 3 * round_up(n, nr) : 16 * n <= 5 * nr;
-        exchanged = (column_major && !turns_sums()) || (n <= kFewColumns && m > 4 * n && (!in_rows || empty));
+        exchanged = (column_major && !stays_in_rows()) || (n <= kFewColumns && m > 4 * n && (!in_rows || empty));
         if (exchanged) {
             std::swap(m, n);
             std::swap(a, b);
@@ -138,9 +138,9 @@ struct Gemm {
         constexpr int64_t kRows = 17;
         return !converts() && m >= kRows && reads_a() && b.row == 1 && b.col != 1 && n > 1 && b_is_small();
     }
-    /** Is C, column-major, of so few rows and so many products that it costs less to transpose their sums than to do without the ways
-     *  for few rows? */
-    bool turns_sums() const {
+    /** Is C, column-major, of so few rows and so many products that it costs less to store their sums across than to do without the
+     *  ways for few rows? */
+    bool stays_in_rows() const {
         constexpr int64_t kFewRows = 32, kDeep = 4;
         const int64_t few_by_columns = (kernel.packs_for_columns ? 32 : 16) / size; // measured
         return c.row == 1 && m <= n && k >= kDeep * m && m <= (b.col == 1 ? kFewRows : b.row == 1 ? few_by_columns : 0);
@@ -294,17 +294,36 @@ inline bool packs_for_itself(int64_t elements, int threads) {
     return threads > 1 && (threads - 1) * elements <= kPackedTwice;
 }
 
+/** Where packed A lies: shared, or a copy for each thread, one behind the other. */
+struct PackedA {
+    int64_t bytes = 0; // of one
+    bool own = false;
+
+    int64_t of_all(int threads) const { return bytes * (own ? threads : 1); }
+    /** A run that finds the thread's A where its workspace begins. */
+    Run of(const Run &r, int slot) const {
+        Run its = r;
+        if (own) its.workspace += slot * bytes;
+        return its;
+    }
+};
+
+/** At least so many elements, as an odd number of cache lines: rows so far apart meet in no set of a cache before all are in use. */
+inline int64_t odd_lines(int64_t elements, int64_t size) {
+    const int64_t line = kLine / size;
+    return (ceil_div(elements, line) | 1) * line;
+}
+
 /** Tasks, and before its first one what each thread does for itself: task(t, slot, prepare(slot)). If they are
  *  `divided`, each thread begins with the same ones in every call, of which its caches may still hold something; else all threads
  *  go on side by side, as memory and rows that they share want it. */
 template <class Prepare, class Task>
 void parallel_prepared(int64_t tasks, int threads, bool divided, Prepare &&prepare, Task &&task) {
-    constexpr int kMost = 256;
     struct {
         bool is_prepared;
         int prepared;
-    } of_slot[kMost];
-    threads = std::min(threads, kMost);
+    } of_slot[kMaxThreads];
+    threads = std::min(threads, kMaxThreads);
     for (int slot = 0; slot < threads; ++slot)
         of_slot[slot].is_prepared = false; // all would take longer than a small product
     const auto run = [&](int64_t t, int slot) {

@@ -175,9 +175,12 @@ struct TileCopy final : CpuPlan {
                       head_cols = lines ? elements_until_line(y + outer.offset[kY], size) : 0;
         // Threads share columns, if there are enough, rather than rows: they then read runs of x as long as tiles allow. But of rows
         // that begin anywhere, one line of each is two threads', who wait for each other's, unless they wait longer for x.
-        const int64_t items = outer.rows * outer.n, enough = kRowsPerThread * num_threads();
-        const bool crowded = y_row_step * size % kLine != 0 && items * rows.n >= enough &&
-                             2 * size * items * rows.n * cols.n <= second_level_cache() / 2 * num_threads();
+        const int64_t items = outer.rows * outer.n;
+        const double bytes = 2.0 * static_cast<double>(size * items) * static_cast<double>(rows.n * cols.n);
+        const int threads = worth_threads(bytes);
+        const int64_t enough = kRowsPerThread * threads;
+        const bool crowded = threads > 1 && y_row_step * size % kLine != 0 && items * rows.n >= enough &&
+                             bytes <= static_cast<double>(second_level_cache() / 2 * threads);
         if (!crowded && (items * cols.n >= 2 * enough || cols.n >= rows.n))
             parallel_tiles(
                 outer, cols.n, rows.n, kTileCols, kTileRows, size, 2 * size,

@@ -28,7 +28,6 @@ namespace infini {
 
 namespace {
 
-constexpr int kMaxThreads = 1024;
 constexpr std::chrono::microseconds kSpin{50}; // what a thread takes to wake where CPUs are virtual
 
 /* ---- how many threads ----------------------------------------------------------------------------------------------- */

@@ -12,6 +12,8 @@
 
 namespace infini {
 
+constexpr int kMaxThreads = 1024; // of a loop
+
 /** Threads that a loop started by this thread may use, itself included. */
 int num_threads();
 /** Why as many, in a few words. Lives until this thread asks again. */
@@ -50,7 +52,7 @@ void parallel_for(int64_t n_tasks, int max_threads, Task &&task) {
         const_cast<void *>(static_cast<const void *>(std::addressof(task))));
 }
 
-/** Tasks 0..n_tasks in as many shares as there are threads: neighbours stay together until a thread has done its own and helps
+/** Tasks 0..n_tasks in as many shares as there are threads, but at most 64: neighbours stay together until a thread has done its own and helps
  *  the others. work(slot, task) is for a loop of as many tasks as threads, each of them a thread with a slot: the caller's is always
  *  the same, and so, of two threads, are both shares; what a thread has in its caches may still be there in the next call. */
 class Shares {
@@ -59,9 +61,9 @@ public:
         for (int64_t i = 0; i < n_; ++i) next_[i].at.store(begin(i), std::memory_order_relaxed);
     }
     template <class Task>
-    void work(int64_t share, Task &&task) {
+    void work(int64_t slot, Task &&task) {
         for (int64_t i = 0; i < n_; ++i) {
-            const int64_t from = (share + i) % n_;
+            const int64_t from = (slot + i) % n_;
             for (int64_t t; (t = next_[from].at.fetch_add(1, std::memory_order_relaxed)) < begin(from + 1);) task(t);
         }
     }
