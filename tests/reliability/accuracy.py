@@ -145,7 +145,8 @@ def _products(dtype: str, slow: bool) -> Iterator[Case]:
     for k, layouts in itertools.product(_DEPTHS, _LAYOUTS[:2]):
         yield row(17, 33, k, layouts=layouts, data="normal")
         yield row(17, 33, k, layouts=layouts, data="positive")
-    for m, n, k in (*_SHAPES, (_BLOCKED_ROWS[dtype], 400, 513), *_SLOW_SHAPES * slow):
+    blocked = _BLOCKED_ROWS[dtype]
+    for m, n, k in (*_SHAPES, (blocked, 130, 270), (blocked, 400, 513), *_SLOW_SHAPES * slow):
         large = m * n * k > 10**7
         for layouts in _LAYOUTS[1:2] if large else _LAYOUTS:
             yield row(m, n, k, layouts=layouts, data="normal")
