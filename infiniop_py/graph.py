@@ -167,11 +167,10 @@ class Graph:
         if self._state != "new":
             raise GraphError(f"this graph is {self._state} already: record another one")
         self._state = "recording"
-        thread.ready = {}  # nothing is added while recording
         for tell in when_recording:
             tell(True)
         thread.recording = self  # so late that an interrupt before it leaves no recording behind
-        thread.ready = {}  # what was added in between
+        thread.ready = {}  # nothing is added while recording
 
     def _end(self, *, drop: bool) -> None:
         thread.recording = None
