@@ -101,12 +101,9 @@ struct GemmPlan final : CpuPlan {
             return;
         }
         // Each thread begins with the same items in every call: what its caches hold of them is still there.
-        Shares shares(ceil_div(g.batch, items_together), slots);
-        parallel_for(slots, slots, [&](int64_t, int slot) {
-            shares.work(slot, [&](int64_t t) {
-                const int64_t begin = t * items_together, end = std::min(begin + items_together, g.batch);
-                for (int64_t i = begin; i < end; ++i) item(i, fetches_items ? i + 1 : g.batch, slot);
-            });
+        parallel_divided(ceil_div(g.batch, items_together), slots, [&](int64_t t, int slot) {
+            const int64_t begin = t * items_together, end = std::min(begin + items_together, g.batch);
+            for (int64_t i = begin; i < end; ++i) item(i, fetches_items ? i + 1 : g.batch, slot);
         });
     }
 

@@ -22,9 +22,9 @@ constexpr int64_t kGroupCols = 128, kGroupRows = 4096;
 
 struct Blocked final : Way {
     int64_t block_p, block_n, deep; // panels of A; columns, a multiple of the tile's; elements of K, whole K blocks
-    int64_t bytes_a, bytes_b,
-        bytes_sums; // of the workspace: A for each thread, B for each or twice where a block follows
-    bool own_b;     // each thread packs all of B for itself
+    bool own_b;                     // each thread packs all of B for itself
+    // Of the workspace: A of each thread; B, shared, twice where a block follows, or each thread's; sums.
+    int64_t bytes_a, bytes_b, bytes_sums;
 
     Blocked(const Gemm &gemm, int threads) : Way(gemm) {
         block_p = std::min(panels_m, ceil_div(kBlockM, mr));

@@ -60,8 +60,7 @@ constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
 constexpr int64_t kStreamTasks = 16; // for a thread, since one of two often falls behind with what comes from memory
 constexpr int64_t kHeldRowsUncrowded = 4; // from more rows on, short steps are faster
 
-constexpr int64_t kTurned =
-    64; // columns of sums that are transposed at a time, if there is a cache line's worth of rows
+constexpr int64_t kTurned = 64; // columns of sums transposed at a time, if a cache line holds no more than one's rows
 
 struct InPlace final : Way {
     bool by_rows;           // which dimension of B is contiguous
