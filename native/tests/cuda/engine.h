@@ -98,26 +98,43 @@ public:
     /** CudaCtx's, products added one after the other. */
     template <class T>
     void multiply_add(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], int line = __builtin_LINE()) {
-        struct Share {
-            T a[4][2], b[2][2];
-        } mine, all[kWarp];
-        memcpy(mine.a, a, sizeof mine.a);
-        memcpy(mine.b, b, sizeof mine.b);
-        gather(mine, all, line);
-        const int lane = thread_ % kWarp;
+        struct Share { // widened by the lane that has it, not by those that multiply it
+            float a[4][2], b[2][2];
+        } mine;
+        for (int i = 0; i < 4; ++i) widen_pair<T>(mine.a[i], a[i]);
+        for (int i = 0; i < 2; ++i) widen_pair<T>(mine.b[i], b[i]);
+        memcpy(slot(thread_), &mine, sizeof mine);
+        sync_warp(line);
+        const int first = thread_ / kWarp * kWarp, g = thread_ % kWarp / 4, t = thread_ % 4 * 2;
+        float x[2][16], y[2][16]; // this lane's rows of a and columns of b, of each of which four lanes have four elements
+        for (int quarter = 0; quarter < 4; ++quarter) {
+            const auto of = [&](int lane) { return static_cast<const Share *>(slot(first + lane * 4 + quarter)); };
+            const Share &rows = *of(g), *columns[] = {of(t), of(t + 1)};
+            for (int half = 0; half < 2; ++half)
+                for (int i = 0; i < 2; ++i) {
+                    memcpy(&x[i][half * 8 + quarter * 2], rows.a[half * 2 + i], sizeof rows.a[0]);
+                    memcpy(&y[i][half * 8 + quarter * 2], columns[i]->b[half], sizeof rows.b[0]);
+                }
+        }
+        sync_warp(line);
         for (int i = 0; i < 4; ++i) {
-            const int row = lane / 4 + i / 2 * 8, col = lane % 4 * 2 + i % 2;
-            for (int k = 0; k < 16; ++k) {
-                const T x = all[row % 8 * 4 + k % 8 / 2].a[row / 8 + k / 8 * 2][k % 2];
-                const T y = all[col * 4 + k % 8 / 2].b[k / 8][k % 2];
-                sums[i] = fused(widen(x), widen(y), sums[i]);
-            }
+            const float *const row = x[i / 2], *const column = y[i % 2];
+            float sum = sums[i];
+            for (int k = 0; k < 16; ++k) sum = fused(row[k], column[k], sum);
+            sums[i] = sum;
         }
     }
 
 private:
     static constexpr size_t kSlotBytes = 128;
     friend class Block;
+
+    template <class T>
+    static void widen_pair(float (&to)[2], uint32_t pair) {
+        T two[2];
+        memcpy(two, &pair, sizeof two);
+        for (int i = 0; i < 2; ++i) to[i] = widen(two[i]);
+    }
 
     template <class W>
     W exchange(W mine, int from, int line) {
