@@ -356,35 +356,17 @@ INFINI_CALLED void step_columns(const typename Units<T>::Unit *a, const T *b, in
         step_tile<T, R, 1>(a, b + j, stride, fetch, ahead, kc, to - j < N ? to - j : N, part + j, ld, begins);
 }
 
-/** R rows of sums, the first of them row `first` of g. */
-template <class T, int R>
-INFINI_CALLED void finish_rows(GemmInPlace g, int first) {
+template <class T>
+using StepColumns = decltype(step_columns<T, kStepsGroup>);
+
+/** gemm_steps() of two groups of rows, or one: there is one of it, and one of step_columns() for each size of a group. */
+template <class T>
+INFINI_CALLED void multiply_steps(const GemmInPlace &g, int first, StepColumns<T> *of_first, int second,
+                                  StepColumns<T> *of_second) {
     using V = typename Units<T>::Sums;
     constexpr int64_t N = V::N;
-    const auto row_of = [&](void *sums) {
-        return sums == nullptr ? nullptr : static_cast<typename V::Scalar *>(sums) + first * g.ld;
-    };
-    g.part = row_of(g.part);
-    g.sums = row_of(g.sums);
-    if (g.c != nullptr) g.c = static_cast<T *>(g.c) + first * g.c_row;
-    const auto *const part = static_cast<const typename V::Scalar *>(g.part);
-    for (int64_t j = 0; j < g.n; j += N) {
-        const int64_t n_last = g.n - j < N ? g.n - j : N;
-        V s[R][1];
-        load_tile(s, part + j, g.ld, n_last);
-        finish_in_place<T, R, 1>(g, j, n_last, s);
-    }
-}
-
-/** As gemm_streams, for more rows of A than registers hold elements of: they are packed. B is taken in steps of `step` rows, each row
- *  fetched a little ahead of where it is multiplied: into the first-level cache, or, where `step_far` says so, earlier and into the
- *  second. Rows of A that are too many for one group find B there again. */
-template <class T, int Rows>
-int gemm_steps(const GemmInPlace &g) {
-    constexpr int kFirst = steps_first(Rows), kSecond = Rows - kFirst;
-    constexpr int64_t N = Units<T>::Sums::N;
     constexpr int64_t kChunk = 6 * N; // columns: whole tiles
-    auto *const part = static_cast<typename Units<T>::Sums::Scalar *>(g.part);
+    auto *const part = static_cast<typename V::Scalar *>(g.part);
     const auto *a = static_cast<const typename Units<T>::Unit *>(g.a);
     const T *b = static_cast<const T *>(g.b);
     const int64_t n = g.n, stride = g.b_stride, ld = g.ld, kc = g.kc, step = g.step;
@@ -396,16 +378,36 @@ int gemm_steps(const GemmInPlace &g) {
         const int64_t steps = kc - k < step ? kc - k : step;
         for (int64_t j = 0, end; j < n; j = end) {
             const int64_t part_end = j < head ? head : j < near_end ? near_end : n;
-            end = kSecond > 0 && part_end - j > kChunk ? j + kChunk : part_end;
-            step_columns<T, kFirst>(a + k * kFirst, b, stride, fetch, j < near_end ? ahead : step * stride - near_end,
-                                    steps, j, end, part, ld, k == 0);
-            if constexpr (kSecond > 0)
-                step_columns<T, kSecond>(a + kFirst * kGemmBlockUnits + k * kSecond, b, stride, kFetchNone, 0, steps, j,
-                                         end, part + kFirst * ld, ld, k == 0);
+            end = second > 0 && part_end - j > kChunk ? j + kChunk : part_end;
+            of_first(a + k * first, b, stride, fetch, j < near_end ? ahead : step * stride - near_end, steps, j, end,
+                     part, ld, k == 0);
+            if (second > 0)
+                of_second(a + first * kGemmBlockUnits + k * second, b, stride, kFetchNone, 0, steps, j, end,
+                          part + first * ld, ld, k == 0);
         }
     }
-    finish_rows<T, kFirst>(g, 0);
-    if constexpr (kSecond > 0) finish_rows<T, kSecond>(g, kFirst);
+    GemmInPlace row = g;
+    for (int i = 0; i < first + second; ++i) {
+        row.part = part + i * ld;
+        if (g.sums != nullptr) row.sums = static_cast<typename V::Scalar *>(g.sums) + i * ld;
+        if (g.c != nullptr) row.c = static_cast<T *>(g.c) + i * g.c_row;
+        int64_t j = 0;
+        const auto finish = [&](auto &sums, int64_t n_last) INFINI_INLINE_LAMBDA {
+            load_tile(sums, part + i * ld + j, ld, n_last);
+            finish_in_place<T>(row, j, n_last, sums);
+        };
+        for (V some[1][8]; j + 8 * N <= n; j += 8 * N) finish(some, N);
+        for (V one[1][1]; j < n; j += N) finish(one, n - j < N ? n - j : N);
+    }
+}
+
+/** As gemm_streams, for more rows of A than registers hold elements of: they are packed. B is taken in steps of `step` rows, each row
+ *  fetched a little ahead of where it is multiplied: into the first-level cache, or, where `step_far` says so, earlier and into the
+ *  second. Rows of A that are too many for one group find B there again. */
+template <class T, int Rows>
+int gemm_steps(const GemmInPlace &g) {
+    constexpr int kFirst = steps_first(Rows), kSecond = Rows - kFirst;
+    multiply_steps<T>(g, kFirst, step_columns<T, kFirst>, kSecond, step_columns<T, kSecond == 0 ? kFirst : kSecond>);
     return kLeastOfNothing;
 }
 
