@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -189,9 +190,13 @@ def assert_same_words(got: Array, expected: Array, what: str) -> None:
         np.testing.assert_array_equal(got, expected, what)
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _mprotect(address: int, size: int, protection: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), protection) != 0:
+    if _libc().mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), protection) != 0:
         raise OSError(ctypes.get_errno(), "mprotect")
 
 
@@ -219,7 +224,7 @@ class Guarded:
         """edge: "" for guards on both sides, "begin" or "end" for an inaccessible page at that side."""
         self.dtype = np.dtype(dtype)
         self.layout, self.edge = layout, edge
-        strides = (LAYOUTS | _SPECIAL)[layout](shape)
+        strides = (LAYOUTS.get(layout) or _SPECIAL[layout])(shape)
         empty = 0 in shape
         steps = [] if empty else [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
         low = sum(step for step in steps if step < 0)
@@ -242,9 +247,9 @@ class Guarded:
         self.view: Array = np.ndarray(
             shape, self.dtype, self._bytes.data, self._first * itemsize, tuple(s * itemsize for s in strides)
         )
-        inside = np.zeros(len(self._bytes) // itemsize, np.bool_)
-        np.ndarray(shape, np.bool_, inside.data, self._first, strides)[...] = True
-        self._outside = np.repeat(~inside, max(1, itemsize // 8))
+        outside = np.ones(len(self._bytes) // itemsize, np.bool_)
+        np.ndarray(shape, np.bool_, outside.data, self._first, strides)[...] = False
+        self._outside = outside if itemsize <= 8 else outside.repeat(itemsize // 8)
         self._sealed = self._words
 
     @property
