@@ -231,13 +231,19 @@ def call_on(device: Device, function: Callable[..., T], *arguments: Any) -> T:
 
 
 @cache
-def places(device: Device, kind: str, entry: str) -> Callable[[], Any]:
-    """A function that makes places (see ``_native.owning``) for what belongs to a device. An entry of the
-    device's own table gives it back, whichever device is current then.
-    """
+def runtime_entry(device: Device, entry: str) -> Callable[..., Any]:
+    """An entry of the device's own table: it acts on that device, whichever is current."""
     backend = ffi.new("const InfiniBackend **")
     check(lib.infinirtGetBackend(device.type, backend))
-    return owning(kind, partial(getattr(backend[0].runtime, entry), device.index))
+    return partial(getattr(backend[0].runtime, entry), device.index)
+
+
+@cache
+def places(device: Device, kind: str, entry: str) -> Callable[[], Any]:
+    """A function that makes places (see ``_native.owning``) for what belongs to a device, and which an entry
+    of the device's own table gives back.
+    """
+    return owning(kind, runtime_entry(device, entry))
 
 
 def refuse_pickle(self: object) -> NoReturn:

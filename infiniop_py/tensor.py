@@ -8,6 +8,7 @@ which bind themselves here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from math import isfinite
 from numbers import Integral, Real
 from operator import index as as_index
@@ -48,6 +49,7 @@ from .device import (
     memory_error,
     places,
     refuse_pickle,
+    runtime_entry,
     stream_at,
     thread,
 )
@@ -60,6 +62,9 @@ __all__ = ["Tensor", "arange", "empty", "from_blob", "from_dlpack", "from_numpy"
 View: TypeAlias = tuple[Device, Layout, Any]
 
 Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType | None, ...] | None"
+
+
+_new = object.__new__
 
 
 class _Storage:
@@ -85,19 +90,16 @@ class _Storage:
             raise errors.OutOfMemoryError(
                 f"{what}: cannot allocate {nbytes} bytes on {device}: no address space is so large"
             )
-        status, place = call_on(device, _malloc, device, nbytes)
-        if status:
-            raise memory_error(what, nbytes, device, status)
+        place = places(device, "void *", "free_device")()
+        # The device's own table needs no current device; infinirtMalloc says what is wrong, if something is.
+        if nbytes and runtime_entry(device, "malloc_device")(place, nbytes):
+            status = call_on(device, lib.infinirtMalloc, place, nbytes)
+            if status:
+                raise memory_error(what, nbytes, device, status)
         self = cls(device, address_of(place[0]), nbytes, place)
         if thread.recording is not None:
             thread.recording._allocated(self, device, self.address, nbytes)
         return self
-
-
-def _malloc(device: Device, nbytes: int) -> tuple[int, Any]:
-    """The status, and the place of the memory on a device that is current."""
-    place = places(device, "void *", "free_device")()
-    return lib.infinirtMalloc(place, nbytes), place
 
 
 class _Operators:
@@ -169,13 +171,18 @@ class Tensor:
 
     @staticmethod
     def _make(storage: _Storage, layout: Layout, address: int, writable: bool) -> Tensor:
-        self: Tensor = object.__new__(Tensor)
-        layout = interned(*layout)
+        return Tensor._on(storage, interned(*layout), as_pointer(address), writable)
+
+    @staticmethod
+    def _on(storage: _Storage, layout: Layout, pointer: Any, writable: bool) -> Tensor:
+        """Of an interned layout."""
+        self: Tensor = _new(Tensor)
+        device = storage.device
         self._storage = storage
-        self._pointer = pointer = as_pointer(address)
-        self._view = (storage.device, layout, pointer)
+        self._pointer = pointer
+        self._view = (device, layout, pointer)
         self._writable = writable
-        self._layout = layout if writable and storage.device is CPU else None
+        self._layout = layout if writable and device is CPU else None
         return self
 
     # ---- making ------------------------------------------------------------------------------------------
@@ -919,8 +926,20 @@ def allocate(dtype: DType, shape: Shape, device: Device, what: str = "empty") ->
     """A row-major tensor with undefined contents, for `what`."""
     if 0 in shape:
         need_steps(what, shape, dtype.itemsize)
-    storage = _Storage.allocate(what, device, count(shape) * dtype.itemsize)
-    return Tensor._make(storage, (dtype, shape, row_major(shape, dtype.itemsize)), storage.address, True)
+    return allocate_as(interned(dtype, shape, row_major(shape, dtype.itemsize)), device, what)
+
+
+def allocate_as(layout: Layout, device: Device, what: str) -> Tensor:
+    """The same of an interned layout, which is row-major."""
+    storage = _Storage.allocate(what, device, _size(layout))
+    place: Any = storage.owner
+    return Tensor._on(storage, layout, place[0], True)
+
+
+@lru_cache(maxsize=4096)
+def _size(layout: Layout) -> int:
+    """In bytes."""
+    return count(layout[1]) * layout[0].itemsize
 
 
 def _upload(what: str, shape: Shape, dtype: DType, device: Device, values: np.ndarray[Any, Any]) -> Tensor:

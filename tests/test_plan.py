@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -467,6 +468,80 @@ def test_a_call_like_one_before_it_gives_the_same(name: str, dtype: str) -> None
     np.testing.assert_array_equal(call(*then), wanted)
     after = op.cache().cache_info()
     assert (after.hits - before.hits, after.misses - before.misses) == (1, 0)
+
+
+NEW = {
+    "add": (ip.Add, ip.add, np.add),
+    "mul": (ip.Mul, ip.mul, np.multiply),
+    "gemm": (ip.Gemm, ip.gemm, np.matmul),
+}
+
+
+def _square(seed: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).integers(-3, 4, (5, 5)).astype("f4")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("kind", [np.asarray, ip.from_numpy])
+@pytest.mark.parametrize("name", NEW)
+def test_results_of_calls_like_ones_before_are_new(name: str, kind: Any, turned: bool) -> None:
+    op, function, numpy = NEW[name]
+    op.results.clear()
+    arrays = [(_square(2 * i), _square(2 * i + 1).T if turned else _square(2 * i + 1)) for i in range(4)]
+    operands = [(kind(a), kind(b)) for a, b in arrays]
+    results = [function(a, b) for a, b in operands]
+    assert len(op.results) == 1
+    for result, (a, b), (x, _) in zip(results, arrays, operands):
+        assert type(result) is type(x)
+        got = np.asarray(result)
+        assert got.flags.c_contiguous and got.flags.writeable
+        np.testing.assert_array_equal(got, numpy(a, b))
+    addresses = {np.asarray(result).ctypes.data for result in results}
+    assert len(addresses) == len(results)
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_what_a_call_like_one_before_is_asked_still(
+    name: str, own: Callable[[type[ip.GraphOperator], Any], None]
+) -> None:
+    """Kinds, read-only inputs, types, recordings and implementations, after a call that only they change."""
+    op, function, numpy = NEW[name]
+    a, b = _square(1), _square(2)
+    wanted = numpy(a, b)
+
+    def usual() -> None:
+        for x, y in ((a, b), (ip.from_numpy(a), ip.from_numpy(b))):
+            np.testing.assert_array_equal(function(x, y), wanted)
+
+    usual()
+    for x, y in ((a, ip.from_numpy(b)), (ip.from_numpy(a), b)):
+        got = function(x, y)
+        assert type(got) is ip.Tensor
+        np.testing.assert_array_equal(got, wanted)
+    usual()
+    fixed = b.copy()
+    fixed.flags.writeable = False
+    np.testing.assert_array_equal(function(ip.from_numpy(a), ip.from_numpy(fixed)), wanted)
+    for _ in range(3):
+        with pytest.raises(ip.DTypeError, match=name):
+            function(a, b.astype("f8"))
+        with pytest.raises(ip.ShapeError, match=name):
+            function(a, b[:3])
+    usual()
+    with ip.Graph() as graph:
+        recorded = function(a, b)
+    a += 1
+    graph.run()
+    np.testing.assert_array_equal(recorded, numpy(a, b))
+    a -= 1
+    usual()
+
+    def zero(call: ip.GraphOperator) -> None:
+        np.asarray(call.operands[0])[...] = 0
+
+    own(op, ip.OpImpl(lambda call: None, zero))
+    np.testing.assert_array_equal(function(a, b), 0 * wanted)
+    np.testing.assert_array_equal(function(ip.from_numpy(a), ip.from_numpy(b)), 0 * wanted)
 
 
 def test_gemm_with_scalars_after_gemm_without() -> None:

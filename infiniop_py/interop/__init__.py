@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._dlpack import asked
-from .._layout import Shape
+from .._layout import Layout, Shape
 from .._native import address, owning_pointer
-from ..device import Device, Stream, get_stream, stream_at, thread
+from ..device import CPU, Device, Stream, get_stream, stream_at, thread
 from ..dtypes import DType, from_numpy_dtype
 from ..errors import DeviceError, InfiniopError, OperandError, ParamError
-from ..tensor import Tensor, View, _Storage, borrowed, of_array, pinned
+from ..tensor import Tensor, View, _Storage, allocate_as, borrowed, of_array, pinned
 from ..tensor import allocate as allocate_tensor
 from . import _exchange, _numpy, _torch
 from ._adapter import Adapter
@@ -32,6 +32,19 @@ TENSOR = Adapter(attrgetter("_view"), attrgetter("_writable"), allocate_tensor, 
 
 _ADAPTERS: dict[type, Adapter] = {Tensor: TENSOR, np.ndarray: NUMPY}
 _VIEWS: dict[type, Callable[[Any], View]] = {kind: adapter.view for kind, adapter in _ADAPTERS.items()}
+
+
+def _fresh_tensor(layout: Layout) -> tuple[Tensor, Any]:
+    tensor = allocate_as(layout, CPU, "empty")
+    return tensor, tensor._pointer
+
+
+#: For results on the CPU: how arrays of a kind are viewed, and how one of a row-major layout is made, with
+#: its pointer.
+FRESH: dict[type, tuple[Callable[[Any], View], Callable[[Layout], tuple[Any, Any]]]] = {
+    Tensor: (TENSOR.view, _fresh_tensor),
+    np.ndarray: (NUMPY.view, _numpy.fresh),
+}
 #: What an instance may have though its class has it not.
 _INSTANCES = (
     ("__cuda_array_interface__", _exchange.CUDA_ARRAY_INTERFACE),

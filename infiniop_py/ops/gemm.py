@@ -76,7 +76,7 @@ class Gemm(GraphOperator):
         return product_flops(c[1], a[1]) + (count(c[1]) if cls.reads_outputs(scalars) else 0)
 
 
-_again = Gemm.again
+_again, _again_to_new = Gemm.again, Gemm.again_to_new
 
 
 class Addend(Rearrange):
@@ -130,6 +130,9 @@ def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, *, c: Any = None
             )
         if out is not None:
             return _into(out, a, b, scalars, _WITH_OUT)
+        made = _again_to_new(a, b, scalars)
+        if made is not None:
+            return made
     inputs = (a, b) if c is None else (a, b, c)
     input_views = views("gemm", _INPUTS, inputs)
     device = common_device("gemm", _INPUTS, input_views)
@@ -142,6 +145,7 @@ def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, *, c: Any = None
     if out is None:
         out, finish = allocate("gemm", inputs, layout_a[0], shape, device)
         view_out = views("gemm", ("out",), (out,))[0]
+        Gemm.remember_result(view_out, *input_views[:2])
         if (
             not adds
             and device is CPU
