@@ -582,7 +582,7 @@ def _shortcut_to_new(op: type[GraphOperator]) -> Callable[..., Any]:
                 return None
             layout = results[layout_a, layout_b]
             out, at = fresh(layout)
-        except (KeyError, InfiniopError, MemoryError, ValueError):
+        except (KeyError, InfiniopError, MemoryError, RuntimeError, ValueError):
             return None  # the long way says what is wrong
         return out if again((layout, layout_a, layout_b), (at, at_a, at_b), scalars) else None
 

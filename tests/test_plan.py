@@ -481,8 +481,12 @@ def _square(seed: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).integers(-3, 4, (5, 5)).astype("f4")
 
 
+def _torch(array: np.ndarray[Any, Any]) -> Any:
+    return pytest.importorskip("torch").from_numpy(array)
+
+
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("kind", [np.asarray, ip.from_numpy])
+@pytest.mark.parametrize("kind", [np.asarray, ip.from_numpy, _torch])
 @pytest.mark.parametrize("name", NEW)
 def test_results_of_calls_like_ones_before_are_new(name: str, kind: Any, turned: bool) -> None:
     op, function, numpy = NEW[name]
@@ -542,6 +546,24 @@ def test_what_a_call_like_one_before_is_asked_still(
     own(op, ip.OpImpl(lambda call: None, zero))
     np.testing.assert_array_equal(function(a, b), 0 * wanted)
     np.testing.assert_array_equal(function(ip.from_numpy(a), ip.from_numpy(b)), 0 * wanted)
+
+
+def test_a_result_that_torch_makes_another_way_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    modes = pytest.importorskip("torch._subclasses.fake_tensor")
+    a = torch.ones(3, 3)
+    for _ in range(2):
+        assert ip.add(a, a).sum() == 18
+    with modes.FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(ip.OperandError, match="FakeTensor"):
+        ip.add(a, a)
+    with torch.inference_mode():
+        assert ip.add(a, a).is_inference()
+    needs_grad = torch.nn.Parameter(a)
+    with torch.no_grad():
+        for _ in range(2):
+            assert type(ip.add(needs_grad, needs_grad)) is torch.Tensor
+    with pytest.raises(ip.ParamError, match="requires grad"):
+        ip.add(needs_grad, needs_grad)
 
 
 def test_gemm_with_scalars_after_gemm_without() -> None:

@@ -27,31 +27,42 @@ from . import _exchange, _numpy, _torch
 from ._adapter import Adapter
 from ._streams import StreamOrder
 
-NUMPY = Adapter(_numpy.view, _numpy.writable, _numpy.allocate, rank=0, memory=pinned)
-TENSOR = Adapter(attrgetter("_view"), attrgetter("_writable"), allocate_tensor, rank=2)
-
-_ADAPTERS: dict[type, Adapter] = {Tensor: TENSOR, np.ndarray: NUMPY}
-_VIEWS: dict[type, Callable[[Any], View]] = {kind: adapter.view for kind, adapter in _ADAPTERS.items()}
-
 
 def _fresh_tensor(layout: Layout) -> tuple[Tensor, Any]:
     tensor = allocate_as(layout, CPU, "empty")
     return tensor, tensor._pointer
 
 
-#: For results on the CPU: how arrays of a kind are viewed, and how one of a row-major layout is made, with
-#: its pointer.
-FRESH: dict[type, tuple[Callable[[Any], View], Callable[[Layout], tuple[Any, Any]]]] = {
-    Tensor: (TENSOR.view, _fresh_tensor),
-    np.ndarray: (NUMPY.view, _numpy.fresh),
-}
+NUMPY = Adapter(*(_numpy.view, _numpy.writable, _numpy.allocate), rank=0, memory=pinned, fresh=_numpy.fresh)
+TENSOR = Adapter(
+    *(attrgetter("_view"), attrgetter("_writable"), allocate_tensor), rank=2, fresh=_fresh_tensor
+)
+
+_ADAPTERS: dict[type, Adapter] = {}
+_VIEWS: dict[type, Callable[[Any], View]] = {}
+#: Of the kinds whose library keeps count of writes; empty until one of them arrives.
+write_counts: dict[type, Callable[[Any], None]] = {}
+#: For results on the CPU: how arrays of a kind are viewed, and what makes one of their results.
+FRESH: dict[type, tuple[Callable[[Any], View], Callable[[Layout], tuple[Any, Any]]]] = {}
+
+
+def _register(kind: type, adapter: Adapter) -> None:
+    if adapter.count_write is not None:
+        write_counts[kind] = adapter.count_write
+    if adapter.fresh is not None:
+        FRESH[kind] = adapter.view, adapter.fresh
+    _VIEWS[kind] = adapter.view
+    _ADAPTERS[kind] = adapter
+
+
+_register(Tensor, TENSOR)
+_register(np.ndarray, NUMPY)
+
 #: What an instance may have though its class has it not.
 _INSTANCES = (
     ("__cuda_array_interface__", _exchange.CUDA_ARRAY_INTERFACE),
     ("__array_interface__", _exchange.ARRAY_INTERFACE),
 )
-#: Of the kinds whose library keeps count of writes; empty until one of them arrives.
-write_counts: dict[type, Callable[[Any], None]] = {}
 
 
 def _claimed(op: str, name: str, kind: type) -> Adapter | None:
@@ -87,10 +98,7 @@ def _adapter(op: str, name: str, operand: object) -> Adapter:
                 f"{op}: {name} is a {kind.__name__}, needs a NumPy array or a Tensor, or any array with "
                 "__dlpack__"
             )
-        if adapter.count_write is not None:
-            write_counts[kind] = adapter.count_write
-        _VIEWS[kind] = adapter.view
-        _ADAPTERS[kind] = adapter
+        _register(kind, adapter)
     return adapter
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .._layout import Shape
+from .._layout import Layout, Shape
 from ..device import Device
 from ..dtypes import DType
 from ..tensor import View
@@ -26,7 +26,9 @@ class Adapter(NamedTuple):
     that keep count of writes are told by ``count_write`` of each one that was done. ``memory`` gives what
     keeps the memory that an array has now, where arrays may be given other memory. ``stream`` gives the
     number of the stream on which an array's library works with it on a device, None if that is not known;
-    Tensors need no such function, nor arrays that are never on a device.
+    Tensors need no such function, nor arrays that are never on a device. ``fresh(layout)`` makes a result
+    of a row-major layout on the CPU, quickly, and gives it with its pointer; anything may be raised where
+    ``allocate`` says what is wrong.
     """
 
     view: Callable[[Any], View]
@@ -37,3 +39,4 @@ class Adapter(NamedTuple):
     count_write: Callable[[Any], None] | None = None
     memory: Callable[[Any], object] | None = None
     stream: Callable[[Any, Device], int | None] | None = None
+    fresh: Callable[[Layout], tuple[Any, Any]] | None = None

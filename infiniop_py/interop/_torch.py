@@ -26,7 +26,7 @@ def adapter(torch: Any) -> Adapter:
         if name and hasattr(torch, name):
             dtypes[getattr(torch, name)] = dtype
     of_dtype = {dtype: own for own, dtype in dtypes.items()}
-    strided = torch.strided
+    plain, strided, empty = torch.Tensor, torch.strided, torch.empty
     is_grad_enabled = torch.is_grad_enabled
     increment_version = torch.autograd.graph.increment_version
 
@@ -70,7 +70,13 @@ def adapter(torch: Any) -> Adapter:
 
     def allocate(dtype: DType, shape: Shape, device: Device, what: str) -> Any:
         where = "cpu" if device is CPU else f"cuda:{device.index}"
-        return torch.empty(shape, dtype=of_dtype[dtype], device=where)
+        return empty(shape, dtype=of_dtype[dtype], device=where)
+
+    def fresh(layout: Layout) -> tuple[Any, Any]:
+        made = empty(layout[1], dtype=of_dtype[layout[0]], device="cpu")
+        if type(made) is not plain:  # what torch's modes make
+            raise OperandError(f"{type(made).__name__} is no plain tensor")
+        return made, cast(VOID_POINTER, made.data_ptr())
 
     def memory(tensor: Any) -> object:
         # `x.data = y` and Module.to() give a tensor another one.
@@ -93,6 +99,7 @@ def adapter(torch: Any) -> Adapter:
         count_write=count_write,
         memory=memory,
         stream=stream,
+        fresh=fresh,
     )
 
 
