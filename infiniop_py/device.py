@@ -232,7 +232,11 @@ def call_on(device: Device, function: Callable[..., T], *arguments: Any) -> T:
 
 @cache
 def runtime_entry(device: Device, entry: str) -> Callable[..., Any]:
-    """An entry of the device's own table: it acts on that device, whichever is current."""
+    """An entry of the device's own table: it acts on that device, whichever is current. DeviceError if the
+    device is not there.
+    """
+    with device_scope(device):
+        pass
     backend = ffi.new("const InfiniBackend **")
     check(lib.infinirtGetBackend(device.type, backend))
     return partial(getattr(backend[0].runtime, entry), device.index)

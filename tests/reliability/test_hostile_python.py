@@ -26,7 +26,10 @@ SEED = 1
 RECORDS = {"CacheInfo", "MemoryReport", "MemoryReport.of", "OpImpl", "Status"}
 #: Methods that get what has been checked, layouts, views, pointers: for operators of one's own, and of caches
 #: for those who have looked into their entries.
-CHECKED_BEFORE = ("again", "apply", "check", "flops", "into", "launch", "launch_new", "most_runs")
+CHECKED_BEFORE = (
+    *("again", "again_to_new", "apply", "check", "flops", "into", "launch", "launch_new", "most_runs"),
+    "remember_result",
+)
 CHECKED_BEFORE += ("reads_outputs", "use")
 
 
