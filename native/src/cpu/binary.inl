@@ -83,13 +83,13 @@ struct Single {
         return unpack(Packed<T>{{whole}});
     }
     INFINI_INLINE Block<T> at(int64_t i) const {
-        constexpr int kTogether = 4; // whose addresses take few registers
+        constexpr int kTogether = Block<T>::N < 4 ? Block<T>::N : 4; // whose addresses take few registers
         T x[Block<T>::N];
         Stepped<const T> from{p + i * step, step * kTogether};
 #pragma GCC unroll 16
         for (int j = 0; j < Block<T>::N; j += kTogether) {
 #pragma GCC unroll 4
-            for (int lane = 0; lane < kTogether && j + lane < Block<T>::N; ++lane) x[j + lane] = from.p[lane * step];
+            for (int lane = 0; lane < kTogether; ++lane) x[j + lane] = from.p[lane * step];
             from.advance();
         }
         return join(x, typename Count<Block<T>::N>::type{});
@@ -184,8 +184,8 @@ INFINI_INLINE void binary_near(TileOperand c_, TileOperand a_, TileOperand b_, i
 
 /** Any strides. What binary_near() does not take passes through small buffers, so that the arithmetic is always done in vectors:
  *  parts of a row, or as many rows as there is room for. */
-template <class Op, class T, bool Stream>
-INFINI_CALLED void binary_far(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t n) {
+template <class Op, class T>
+INFINI_CALLED void binary_far(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t n, bool stream) {
     constexpr int64_t kRoom = sizeof(T) < 4 ? 1024 / sizeof(T) : 256;
     alignas(64) T buffer_a[kRoom], buffer_b[kRoom], buffer_c[kRoom];
     const int64_t most = n > 0 && n < kRoom / 2 ? kRoom / n : 1;
@@ -205,13 +205,13 @@ INFINI_CALLED void binary_far(TileOperand c, TileOperand a, TileOperand b, int64
             const bool b_joins = has_blocks<T>(b.col) && (a.col != 0 || b.col == 0 || b.col == 1);
             const TileOperand to = part<T>(c, i, j), y = bring(b, buffer_b, b_joins),
                               x = bring(a, buffer_a, a.col == 1 || joined<T>(a.col, y.col));
-            if (c.col == 1) {
-                binary_near<Op, T, Stream>(to, x, y, n_rows, count);
-            } else {
-                const TileOperand result{buffer_c, count, 1};
-                binary_near<Op, T, false>(result, x, y, n_rows, count);
-                copy_strided<sizeof(T)>(to, result, n_rows, count);
+            if (stream && c.col == 1) {
+                binary_near<Op, T, true>(to, x, y, n_rows, count);
+                continue;
             }
+            const TileOperand result = c.col == 1 ? to : TileOperand{buffer_c, count, 1};
+            binary_near<Op, T, false>(result, x, y, n_rows, count);
+            if (c.col != 1) copy_strided<sizeof(T)>(to, result, n_rows, count);
         }
     }
 }
@@ -221,7 +221,7 @@ void binary_rows(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int6
     if (c.col == 1 && joined<T>(a.col, b.col))
         binary_near<Op, T, Stream>(c, a, b, rows, n);
     else
-        binary_far<Op, T, Stream>(c, a, b, rows, n);
+        binary_far<Op, T>(c, a, b, rows, n, Stream);
 }
 
 template <class Op, bool Stream>
