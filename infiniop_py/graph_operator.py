@@ -134,11 +134,11 @@ class GraphOperator(ABC):
     #: Of products: element types in which their sums are kept, so that nothing is rounded at the end.
     keeps_sums: ClassVar[frozenset[DType]] = frozenset()
 
-    #: See :func:`_shortcut`, and for operators of two inputs and one output :func:`_shortcut_to_new`.
+    #: See :func:`_shortcut` and :func:`_shortcut_to_new`.
     again: ClassVar[Callable[..., bool]]
-    again_to_new: ClassVar[Callable[..., Any]]
-    #: The layout of the result that a call makes on the CPU, by those of its inputs.
-    results: ClassVar[dict[tuple[Layout, ...], Layout]]
+    again_to_new: ClassVar[Callable[..., tuple[Any, ...] | None]]
+    #: The layouts of the results that a call makes on the CPU, by those of its inputs.
+    results: ClassVar[dict[tuple[Layout, ...], tuple[Layout, ...]]]
 
     #: Of `params` and of `scalars`, in their order.
     param_names: ClassVar[tuple[str, ...]] = ()
@@ -291,12 +291,13 @@ class GraphOperator(ABC):
         return True
 
     @classmethod
-    def remember_result(cls, view: View, *inputs: View) -> None:
-        """The layout of a result depends on those of the inputs alone."""
-        if view[0] is CPU:
+    def remember_results(cls, made: Sequence[View], inputs: Sequence[View]) -> None:
+        """Results whose layouts depend on those of the inputs alone."""
+        if made[0][0] is CPU:
             if len(cls.results) >= _MOST_RESULTS:
                 cls.results.clear()
-            cls.results[tuple(layout for _, layout, _ in inputs)] = view[1]
+            layouts_of_inputs = tuple(layout for _, layout, _ in inputs)
+            cls.results[layouts_of_inputs] = tuple(layout for _, layout, _ in made)
 
     @classmethod
     def launch(
@@ -563,14 +564,21 @@ def _shortcut(op: type[GraphOperator]) -> Callable[..., bool]:
 _MOST_RESULTS = 1 << 12
 
 
-def _shortcut_to_new(op: type[GraphOperator]) -> Callable[..., Any]:
-    """The short way for calls of two inputs of one kind that make their result: a function of the inputs and
-    the call's scalars, which returns the result of a call whose like the operator ran before, and of which it
-    was told by :meth:`GraphOperator.remember_result`; or does nothing and returns None.
+def _shortcut_to_new(op: type[GraphOperator]) -> Callable[..., tuple[Any, ...] | None]:
+    """The short way for calls on the CPU that make their results, and whose inputs are of one kind.
+
+    A function of the inputs, the params and the scalars, which returns the results of a call whose like the
+    operator ran before, and of which it was told by :meth:`GraphOperator.remember_results`; or does nothing
+    and returns None.
     """
     again, results = op.again, op.results
+    wrong = KeyError, InfiniopError, MemoryError, RuntimeError, ValueError  # the long way says what it is
+    fill = () if op.native.direct is None else (NULL,) * (3 - len(op.operand_names))
 
-    def again_to_new(a: Any, b: Any, scalars: tuple[float, ...] = ()) -> Any:
+    def of_two(
+        inputs: tuple[Any, Any], params: tuple[float, ...] = (), scalars: tuple[float, ...] = ()
+    ) -> tuple[Any, ...] | None:
+        a, b = inputs
         kind = type(a)
         if kind is not type(b) or op not in thread.ready:
             return None
@@ -580,13 +588,34 @@ def _shortcut_to_new(op: type[GraphOperator]) -> Callable[..., Any]:
             on_b, layout_b, at_b = view(b)
             if not (on_a is on_b is CPU):
                 return None
-            layout = results[layout_a, layout_b]
+            (layout,) = results[layout_a, layout_b]
             out, at = fresh(layout)
-        except (KeyError, InfiniopError, MemoryError, RuntimeError, ValueError):
-            return None  # the long way says what is wrong
-        return out if again((layout, layout_a, layout_b), (at, at_a, at_b), scalars) else None
+        except wrong:
+            return None
+        return (out,) if again((layout, layout_a, layout_b), (at, at_a, at_b), scalars) else None
 
-    return again_to_new
+    def of_any(
+        inputs: tuple[Any, ...], params: tuple[float, ...] = (), scalars: tuple[float, ...] = ()
+    ) -> tuple[Any, ...] | None:
+        kind = type(inputs[0])
+        if op not in thread.ready:
+            return None
+        for one in inputs:
+            if type(one) is not kind:
+                return None
+        try:
+            view, fresh = FRESH[kind]
+            devices, layouts, pointers = zip(*[view(one) for one in inputs])
+            if devices.count(CPU) != len(devices):
+                return None
+            made = results[layouts]
+            outputs, places = zip(*[fresh(layout) for layout in made])
+        except wrong:
+            return None
+        return outputs if again(made + layouts + params, places + pointers + fill, scalars) else None
+
+    # What most calls are is worth a function without loops: the other one takes a tenth longer.
+    return of_two if len(op.operand_names) == 3 and op.n_outputs == 1 else of_any
 
 
 def submit_together(*calls: GraphOperator) -> None:

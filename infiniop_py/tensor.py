@@ -8,12 +8,12 @@ which bind themselves here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, wraps
 from math import isfinite
 from numbers import Integral, Real
 from operator import index as as_index
 from types import EllipsisType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 from weakref import ref
 
 import numpy as np
@@ -135,6 +135,36 @@ class _HostView:
             "strides": strides,
             "data": (tensor.data_ptr, not tensor._writable),
         }
+
+
+_MOST_VIEWS = 1 << 12
+ViewMethod = TypeVar("ViewMethod", bound="Callable[..., Tensor]")
+
+
+def _remembered(method: ViewMethod) -> ViewMethod:
+    """Decorator of a method whose view begins where the tensor does, and has a layout that follows from the
+    tensor's and some ints: a view like one before costs a third.
+    """
+    layouts: dict[tuple[Layout, tuple[int, ...]], Layout] = {}
+
+    @wraps(method)
+    def view(self: Tensor, *arguments: Any) -> Tensor:
+        ints = arguments[0] if len(arguments) == 1 and type(arguments[0]) is tuple else arguments
+        for one in ints:
+            if type(one) is not int:  # what equals an int may be refused
+                return method(self, *arguments)
+        key = self._view[1], ints
+        layout = layouts.get(key)
+        if layout is not None:
+            return Tensor._on(self._storage, layout, self._pointer, self._writable)
+        made = method(self, *arguments)
+        if made._storage is self._storage:  # no copy
+            if len(layouts) >= _MOST_VIEWS:
+                layouts.clear()
+            layouts[key] = made._view[1]
+        return made
+
+    return cast("ViewMethod", view)
 
 
 class Tensor:
@@ -398,6 +428,7 @@ class Tensor:
             self._storage, (self.dtype, shape, strides), self.data_ptr + offset, self._writable
         )
 
+    @_remembered
     def permute(self, *dims: Any) -> Tensor:
         """Return a view with its dimensions in another order: ``permute(2, 0, 1)`` or ``permute((2, 0,
         1))``.
@@ -418,10 +449,12 @@ class Tensor:
         return self.permute(*order)
 
     @property
+    @_remembered
     def T(self) -> Tensor:
         """A view with the dimensions in reverse order."""
         return self.permute(*reversed(range(self.ndim)))
 
+    @_remembered
     def view(self, *shape: Any) -> Tensor:
         """Return a view with another shape of the same size; one size may be -1. StrideError if that needs
         a copy.
@@ -436,6 +469,7 @@ class Tensor:
             )
         return self._derive(sizes, strides)
 
+    @_remembered
     def reshape(self, *shape: Any) -> Tensor:
         """Return the same elements, in row-major order, with another shape: a view where possible, else a
         copy.

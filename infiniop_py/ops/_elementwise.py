@@ -61,9 +61,9 @@ class Elementwise(GraphOperator):
         """The functional form: a new result, or `out`."""
         if out is not None:
             return cls.into(out, a, b, _WITH_OUT)
-        made = cls.again_to_new(a, b)
+        made = cls.again_to_new((a, b))
         if made is not None:
-            return made
+            return made[0]
         view_a, view_b = views(cls.name, _INPUTS, (a, b))
         device = common_device(cls.name, _INPUTS, (view_a, view_b))
         dtype, shape, _ = view_a[1]
@@ -71,7 +71,7 @@ class Elementwise(GraphOperator):
             shape = broadcast(cls.name, _INPUTS, (shape, view_b[1][1]))
         out, finish = allocate(cls.name, (a, b), dtype, shape, device)
         view_out = views(cls.name, ("out",), (out,))[0]
-        cls.remember_result(view_out, view_a, view_b)
+        cls.remember_results((view_out,), (view_a, view_b))
         if device is not CPU:
             cls.launch((out, a, b), (view_out, view_a, view_b), names=_WITHOUT_OUT)
         elif not cls.again((view_out[1], view_a[1], view_b[1]), (view_out[2], view_a[2], view_b[2])):

@@ -65,6 +65,10 @@ class GemmEpilogue(GraphOperator):
     def apply(cls, a: Any, b: Any, d: Any, alpha: float, out: Any) -> Any:
         """The functional form: a new result, or `out`."""
         scalars = (as_float(cls.name, "alpha", alpha),)
+        if out is None:
+            made = cls.again_to_new((a, b, d), (), scalars)
+            if made is not None:
+                return made[0]
         input_views = views(cls.name, _INPUTS, (a, b, d))
         device = common_device(cls.name, _INPUTS, input_views)
         finish = None
@@ -77,6 +81,8 @@ class GemmEpilogue(GraphOperator):
         view_out = views(cls.name, ("out",), (out,))[0]
         if finish is None:
             need_writable(cls.name, "out", out)
+        else:
+            cls.remember_results((view_out,), input_views)
         cls.launch((out, a, b, d), (view_out, *input_views), scalars=scalars, names=names)
         return out if finish is None else finish(out)
 

@@ -130,9 +130,9 @@ def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, *, c: Any = None
             )
         if out is not None:
             return _into(out, a, b, scalars, _WITH_OUT)
-        made = _again_to_new(a, b, scalars)
+        made = _again_to_new((a, b), (), scalars)
         if made is not None:
-            return made
+            return made[0]
     inputs = (a, b) if c is None else (a, b, c)
     input_views = views("gemm", _INPUTS, inputs)
     device = common_device("gemm", _INPUTS, input_views)
@@ -145,7 +145,7 @@ def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, *, c: Any = None
     if out is None:
         out, finish = allocate("gemm", inputs, layout_a[0], shape, device)
         view_out = views("gemm", ("out",), (out,))[0]
-        Gemm.remember_result(view_out, *input_views[:2])
+        Gemm.remember_results((view_out,), input_views[:2])
         if (
             not adds
             and device is CPU

@@ -28,7 +28,7 @@ RECORDS = {"CacheInfo", "MemoryReport", "MemoryReport.of", "OpImpl", "Status"}
 #: for those who have looked into their entries.
 CHECKED_BEFORE = (
     *("again", "again_to_new", "apply", "check", "flops", "into", "launch", "launch_new", "most_runs"),
-    "remember_result",
+    "remember_results",
 )
 CHECKED_BEFORE += ("reads_outputs", "use")
 
