@@ -8,7 +8,7 @@ which bind themselves here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache, wraps
+from functools import cache, lru_cache, wraps
 from math import isfinite
 from numbers import Integral, Real
 from operator import index as as_index
@@ -76,30 +76,47 @@ class _Storage:
     device is done, and never in the order of one stream.
     """
 
-    __slots__ = ("__weakref__", "address", "device", "nbytes", "owner")
+    __slots__ = ("__weakref__", "_address", "device", "nbytes", "owner")
 
-    def __init__(self, device: Device, address: int, nbytes: int, owner: object) -> None:
+    def __init__(self, device: Device, address: int | None, nbytes: int, owner: object) -> None:
         self.device = device
-        self.address = address
+        self._address = address  # None: what is in the place that owns the memory
         self.nbytes = nbytes
         self.owner = owner
 
-    @classmethod
-    def allocate(cls, what: str, device: Device, nbytes: int) -> _Storage:
-        if nbytes > MAX_BYTES:
-            raise errors.OutOfMemoryError(
-                f"{what}: cannot allocate {nbytes} bytes on {device}: no address space is so large"
-            )
-        place = places(device, "void *", "free_device")()
-        # The device's own table needs no current device; infinirtMalloc says what is wrong, if something is.
-        if nbytes and runtime_entry(device, "malloc_device")(place, nbytes):
-            status = call_on(device, lib.infinirtMalloc, place, nbytes)
-            if status:
-                raise memory_error(what, nbytes, device, status)
-        self = cls(device, address_of(place[0]), nbytes, place)
-        if thread.recording is not None:
-            thread.recording._allocated(self, device, self.address, nbytes)
-        return self
+    @property
+    def address(self) -> int:
+        """Of the first byte."""
+        if self._address is None:
+            place: Any = self.owner
+            self._address = address_of(place[0])
+        return self._address
+
+
+@cache
+def _allocator(device: Device) -> Callable[[int], Any]:
+    """A function that allocates so many bytes and returns their place, or None if that fails."""
+    # The device's own table needs no current device.
+    place, allocate = places(device, "void *", "free_device"), runtime_entry(device, "malloc_device")
+
+    def make(nbytes: int) -> Any:
+        made = place()
+        return None if nbytes and allocate(made, nbytes) else made
+
+    return make
+
+
+def _allocate_again(device: Device, nbytes: int, what: str) -> Any:
+    """What failed, by the function that says why: the place if it does not fail now."""
+    if nbytes > MAX_BYTES:
+        raise errors.OutOfMemoryError(
+            f"{what}: cannot allocate {nbytes} bytes on {device}: no address space is so large"
+        )
+    place = places(device, "void *", "free_device")()
+    status = call_on(device, lib.infinirtMalloc, place, nbytes)
+    if status:
+        raise memory_error(what, nbytes, device, status)
+    return place
 
 
 class _Operators:
@@ -965,8 +982,13 @@ def allocate(dtype: DType, shape: Shape, device: Device, what: str = "empty") ->
 
 def allocate_as(layout: Layout, device: Device, what: str) -> Tensor:
     """The same of an interned layout, which is row-major."""
-    storage = _Storage.allocate(what, device, _size(layout))
-    place: Any = storage.owner
+    nbytes = _size(layout)
+    place = _allocator(device)(nbytes) if nbytes <= MAX_BYTES else None
+    if place is None:
+        place = _allocate_again(device, nbytes, what)
+    storage = _Storage(device, None, nbytes, place)
+    if thread.recording is not None:
+        thread.recording._allocated(storage, device, storage.address, nbytes)
     return Tensor._on(storage, layout, place[0], True)
 
 
