@@ -80,7 +80,7 @@ void test_helpers() {
     CHECK(succeeds_in_time([] { return threads_meet(std::chrono::milliseconds(20)); }));
 }
 
-/** A brief loop wakes nobody, unless it follows another one closely. */
+/** A brief loop wakes nobody, unless it follows another one closely, or many have followed each other less closely. */
 void test_brief() {
     using std::chrono::milliseconds;
     set_num_threads(2);
@@ -95,6 +95,15 @@ void test_brief() {
             std::this_thread::sleep_for(milliseconds(5));
             for (int i = 0; i < 100; ++i)
                 if (threads_meet(std::chrono::microseconds(20))) return true;
+            return false;
+        }));
+        CHECK(succeeds_in_time([] {
+            std::this_thread::sleep_for(milliseconds(5));
+            for (int i = 0; i < 100; ++i) {
+                const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(100);
+                while (std::chrono::steady_clock::now() < until) continue;
+                if (threads_meet(std::chrono::microseconds(20))) return true;
+            }
             return false;
         }));
         {

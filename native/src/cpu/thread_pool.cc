@@ -30,6 +30,11 @@ namespace {
 
 constexpr std::chrono::microseconds kSpin{50}; // what a thread takes to wake where CPUs are virtual
 
+/** How long a worker stays awake once loops follow each other that closely, as many in a row: those of a program between whose calls
+ *  an interpreter makes views and small results, which one thread computes. */
+constexpr std::chrono::microseconds kPatience{200};
+constexpr int kFollowing = 8;
+
 /* ---- how many threads ----------------------------------------------------------------------------------------------- */
 
 int cpus_in_affinity_mask() {
@@ -139,16 +144,16 @@ int process_num_threads() {
 
 INFINI_THREAD_LOCAL bool in_task = false, is_brief = false;
 
-/** Waits for a condition that is about to come true, as long as it would take to sleep and wake. */
+/** Waits for a condition that is about to come true, by default as long as it would take to sleep and wake. */
 template <class Condition>
-void spin_until(Condition &&condition) {
+void spin_until(Condition &&condition, std::chrono::microseconds most = kSpin) {
     constexpr int kBetweenTimes = 64; // the time takes as long to tell as some of them
     std::chrono::steady_clock::time_point end;
     for (int i = 0; !condition(); ++i) {
         if (i % kBetweenTimes == kBetweenTimes - 1) {
             const auto now = std::chrono::steady_clock::now();
             if (i < kBetweenTimes)
-                end = now + kSpin;
+                end = now + most;
             else if (now >= end)
                 return;
         }
@@ -186,11 +191,14 @@ public:
         bool makes_do; // with the workers that are awake, unless a loop before has just done so
         {
             std::lock_guard<std::mutex> lock(mutex_);
+            const auto now = std::chrono::steady_clock::now();
+            following_ = now - ended_ < kPatience ? following_ + 1 : 0;
+            patient_.store(following_ >= kFollowing, std::memory_order_relaxed);
             ++computing_;
             // Threads that compute for others are taken: a second caller must not oversubscribe the CPUs.
             helpers = std::max(0, std::min<int>(threads - 1, std::max(threads, process_num_threads()) - computing_));
             const bool too_few = workers_ - sleeping_ < helpers; // are awake
-            makes_do = is_brief && too_few && std::chrono::steady_clock::now() - made_do_ >= kSpin;
+            makes_do = is_brief && too_few && now - made_do_ >= stays_awake();
             const bool wakes = !is_brief || (too_few && !makes_do);
             helpers = wakes ? start_workers(helpers) : std::min(helpers, workers_);
             loop.open_slots = helpers;
@@ -219,7 +227,8 @@ public:
             done_.wait(lock, [&] { return loop.joined == 0; });
         }
         --computing_;
-        if (makes_do) made_do_ = std::chrono::steady_clock::now();
+        ended_ = std::chrono::steady_clock::now();
+        if (makes_do) made_do_ = ended_;
     }
 
     static Pool *instance();
@@ -276,6 +285,10 @@ private:
         return std::min(wanted, workers_);
     }
 
+    std::chrono::microseconds stays_awake() const {
+        return patient_.load(std::memory_order_relaxed) ? kPatience : kSpin;
+    }
+
     Loop *joinable() {
         for (Loop *loop = newest_; loop != nullptr; loop = loop->older)
             if (loop->open_slots > 0) return loop;
@@ -287,7 +300,7 @@ private:
         for (;;) {
             // Calls often follow each other closely; a thread that is still awake joins ten times faster.
             lock.unlock();
-            spin_until([&] { return open_slots_.load(std::memory_order_acquire) > 0; });
+            spin_until([&] { return open_slots_.load(std::memory_order_acquire) > 0; }, stays_awake());
             lock.lock();
             Loop *loop = joinable();
             if (loop == nullptr) {
@@ -319,7 +332,10 @@ private:
     bool crowded_ = false;     // has a worker woken on its waker's CPU?
     Loop *newest_ = nullptr;
     std::atomic<int> open_slots_{0};                  // of all loops; changed under the mutex
-    std::chrono::steady_clock::time_point made_do_{}; // when the last loop ended that made do
+    std::chrono::steady_clock::time_point made_do_{}; // when the last loop ended that made do,
+    std::chrono::steady_clock::time_point ended_{};   // and the last one at all
+    int following_ = 0;                               // loops that began so soon after the one before
+    std::atomic<bool> patient_{false};                // are they as many as workers stay awake for?
     int workers_ = 0;
     int sleeping_ = 0;
     int computing_ = 0; // threads inside a loop, callers and workers
