@@ -407,7 +407,7 @@ INFINI_CALLED void multiply_steps(const GemmInPlace &g, int first, StepColumns<T
 template <class T, int Rows>
 int gemm_steps(const GemmInPlace &g) {
     constexpr int kFirst = steps_first(Rows), kSecond = Rows - kFirst;
-    multiply_steps<T>(g, kFirst, step_columns<T, kFirst>, kSecond, step_columns<T, kSecond == 0 ? kFirst : kSecond>);
+    multiply_steps<T>(g, kFirst, step_columns<T, kFirst>, kSecond, step_columns < T, kSecond == 0 ? kFirst : kSecond >);
     return kLeastOfNothing;
 }
 
