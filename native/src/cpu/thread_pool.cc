@@ -192,8 +192,8 @@ public:
         {
             std::lock_guard<std::mutex> lock(mutex_);
             const auto now = std::chrono::steady_clock::now();
-            following_ = now - ended_ < kPatience ? following_ + 1 : 0;
-            patient_.store(following_ >= kFollowing, std::memory_order_relaxed);
+            following_ = now - ended_ < kPatience ? std::min(following_ + 1, kFollowing) : 0;
+            patient_.store(following_ == kFollowing, std::memory_order_relaxed);
             ++computing_;
             // Threads that compute for others are taken: a second caller must not oversubscribe the CPUs.
             helpers = std::max(0, std::min<int>(threads - 1, std::max(threads, process_num_threads()) - computing_));
@@ -334,8 +334,8 @@ private:
     std::atomic<int> open_slots_{0};                  // of all loops; changed under the mutex
     std::chrono::steady_clock::time_point made_do_{}; // when the last loop ended that made do,
     std::chrono::steady_clock::time_point ended_{};   // and the last one at all
-    int following_ = 0;                               // loops that began so soon after the one before
-    std::atomic<bool> patient_{false};                // are they as many as workers stay awake for?
+    int following_ = 0;                // loops that began so soon after the one before, counted to kFollowing
+    std::atomic<bool> patient_{false}; // are they as many as workers stay awake for?
     int workers_ = 0;
     int sleeping_ = 0;
     int computing_ = 0; // threads inside a loop, callers and workers
