@@ -160,7 +160,7 @@ ViewMethod = TypeVar("ViewMethod", bound="Callable[..., Tensor]")
 
 def _remembered(method: ViewMethod) -> ViewMethod:
     """Decorator of a method whose view begins where the tensor does, and has a layout that follows from the
-    tensor's and some ints: a view like one before costs a third.
+    tensor's and some ints: a view like one before costs a tenth.
     """
     layouts: dict[tuple[Layout, tuple[int, ...]], Layout] = {}
 

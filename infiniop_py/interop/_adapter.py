@@ -27,8 +27,8 @@ class Adapter(NamedTuple):
     keeps the memory that an array has now, where arrays may be given other memory. ``stream`` gives the
     number of the stream on which an array's library works with it on a device, None if that is not known;
     Tensors need no such function, nor arrays that are never on a device. ``fresh(layout)`` makes a result
-    of a row-major layout on the CPU, quickly, and gives it with its pointer; anything may be raised where
-    ``allocate`` says what is wrong.
+    of a row-major layout on the CPU, quickly, and gives it with its pointer; MemoryError and InfiniopError
+    are for ``allocate`` to say what is wrong.
     """
 
     view: Callable[[Any], View]

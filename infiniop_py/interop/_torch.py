@@ -76,7 +76,11 @@ def adapter(torch: Any) -> Adapter:
         made = empty(layout[1], dtype=of_dtype[layout[0]], device="cpu")
         if type(made) is not plain:  # what torch's modes make
             raise OperandError(f"{type(made).__name__} is no plain tensor")
-        return made, cast(VOID_POINTER, made.data_ptr())
+        try:
+            address = made.data_ptr()
+        except RuntimeError as error:
+            raise OperandError(f"a new tensor has no memory of its own: {error}") from None
+        return made, cast(VOID_POINTER, address)
 
     def memory(tensor: Any) -> object:
         # `x.data = y` and Module.to() give a tensor another one.
