@@ -407,7 +407,8 @@ INFINI_CALLED void multiply_steps(const GemmInPlace &g, int first, StepColumns<T
 template <class T, int Rows>
 int gemm_steps(const GemmInPlace &g) {
     constexpr int kFirst = steps_first(Rows), kSecond = Rows - kFirst;
-    multiply_steps<T>(g, kFirst, step_columns<T, kFirst>, kSecond, step_columns < T, kSecond == 0 ? kFirst : kSecond >);
+    constexpr int kOther = kSecond > 0 ? kSecond : kFirst; // where there is no second group, its kernel is not called
+    multiply_steps<T>(g, kFirst, step_columns<T, kFirst>, kSecond, step_columns<T, kOther>);
     return kLeastOfNothing;
 }
 

@@ -106,8 +106,8 @@ public:
         memcpy(slot(thread_), &mine, sizeof mine);
         sync_warp(line);
         const int first = thread_ / kWarp * kWarp, g = thread_ % kWarp / 4, t = thread_ % 4 * 2;
-        float x[2][16],
-            y[2][16]; // this lane's rows of a and columns of b, of each of which four lanes have four elements
+        // This lane's rows of a and columns of b, of each of which four lanes have four elements.
+        float x[2][16], y[2][16];
         for (int quarter = 0; quarter < 4; ++quarter) {
             const auto of = [&](int lane) { return static_cast<const Share *>(slot(first + lane * 4 + quarter)); };
             const Share &rows = *of(g), *columns[] = {of(t), of(t + 1)};
