@@ -29,13 +29,14 @@ INFINI_INLINE Block<T> apply(Block<T> a, const Block<T> &b) {
 }
 
 /* Operands in blocks: of unit stride, one element for all, or of another stride: that is near(), or any if kSingle.
- * with_stride(f) is f(these, as blocks of which the stride is known). fast(): whether a block takes no longer than to store it. */
+ * with_stride(f) is f(these, as blocks of which the stride is known). ahead(i) fetches what will be read after block i. fast(): whether a block takes no longer than to store it. */
 template <class T>
 struct Unit {
     INFINI_INLINE Unit(const T *from, int64_t) : p(from) {}
     INFINI_INLINE Block<T> at(int64_t i) const { return load_block(p + i); }
     INFINI_INLINE Block<T> end(int64_t i) const { return at(i); }
     INFINI_INLINE Block<T> at_n(int64_t i, int64_t n) const { return load_block_n(p + i, n); }
+    INFINI_INLINE void ahead(int64_t i) const { fetch_ahead(p + i); }
     INFINI_INLINE bool fast() const { return true; }
     template <class F>
     INFINI_INLINE void with_stride(F &&f) const {
@@ -51,6 +52,7 @@ struct Element {
         all = load_block(whole);
     }
     INFINI_INLINE Block<T> at(int64_t) const { return all; }
+    INFINI_INLINE void ahead(int64_t) const {}
     INFINI_INLINE Block<T> end(int64_t) const { return all; }
     INFINI_INLINE Block<T> at_n(int64_t, int64_t) const { return all; }
     INFINI_INLINE bool fast() const { return true; }
@@ -70,6 +72,7 @@ struct Every {
                                                       reinterpret_cast<const Bits *>(p + i * kStep), N);
         return load_block(whole);
     }
+    INFINI_INLINE void ahead(int64_t i) const { fetch_ahead(p + i * kStep); }
     const T *p;
 };
 /** Elements that are loaded one by one are as soon in a vector as others, if they are few. */
@@ -94,6 +97,7 @@ struct Single {
         }
         return join(x, typename Count<Block<T>::N>::type{});
     }
+    INFINI_INLINE void ahead(int64_t) const {}
     const T *p;
     int64_t step;
 };
@@ -143,7 +147,11 @@ INFINI_INLINE void binary_unit(T *c, const Unit<T> a, const B b, int64_t n) {
     // A line that has just been streamed must not be written again: it would have to be read back.
     if (Stream && head > 0) put_n(c, first, head);
     b.with_stride([&](const auto &y) INFINI_INLINE_LAMBDA {
-        for (; i + N <= n; i += N) store_block<Stream>(c + i, apply<Op>(a.at(i), y.at(i)));
+        for (; i + N <= n; i += N) {
+            a.ahead(i);
+            y.ahead(i);
+            store_block<Stream>(c + i, apply<Op>(a.at(i), y.at(i)));
+        }
     });
     if (Stream) return tail > 0 ? store_block_n(c + i, apply<Op>(a.at_n(i, tail), b.at_n(i, tail)), tail) : void();
     if (head > 0) put<false>(c, first);

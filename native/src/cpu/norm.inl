@@ -1,7 +1,8 @@
 /* Rows of add_rms_norm. */
 
-/** r = a + b; returns the sum of the squares of r as it is written, in an order that depends on n alone. */
-template <class T>
+/** r = a + b; returns the sum of the squares of r as it is written, in an order that depends on n alone. FromMemory: where a and b
+ *  probably are. */
+template <bool FromMemory, class T>
 INFINI_INLINE double norm_sum(T *r, const T *a, const T *b, int64_t n) {
     using V = typename Block<T>::V;
     constexpr int N = Block<T>::N, kSums = 4; // enough independent sums to hide the latency of an addition
@@ -13,6 +14,7 @@ INFINI_INLINE double norm_sum(T *r, const T *a, const T *b, int64_t n) {
         }
     };
     const auto block = [&](int64_t i, int first_sum) INFINI_INLINE_LAMBDA {
+        if constexpr (FromMemory) fetch_ahead(a + i), fetch_ahead(b + i);
         const Packed<T> rounded = pack(add_blocks(load_block(a + i), load_block(b + i)));
         put<false>(r + i, rounded);
         square(kReadBack<T> ? load_block(r + i) : unpack(rounded), first_sum);
@@ -96,7 +98,7 @@ INFINI_INLINE typename Block<T>::V norm_scale(double square_sum, int64_t n, floa
 
 template <class T>
 double norm_add(void *r, const void *a, const void *b, int64_t n) {
-    return norm_sum(static_cast<T *>(r), static_cast<const T *>(a), static_cast<const T *>(b), n);
+    return norm_sum<false>(static_cast<T *>(r), static_cast<const T *>(a), static_cast<const T *>(b), n);
 }
 template <class T, class W>
 void norm_multiply(const NormRow *rows, int count, const void *w, int64_t n, int64_t n_row, float epsilon) {
@@ -161,7 +163,7 @@ void norm_row_stream(void *y_, void *r_, const void *a_, const void *b_, const v
     const T *const a = static_cast<const T *>(a_), *const b = static_cast<const T *>(b_);
     const W *const w = static_cast<const W *>(w_);
     alignas(64) T row[kNormChunk + kElements], y_last[kElements];
-    const typename Block<T>::V scale = norm_scale<T>(norm_sum(row, a, b, n), n, epsilon);
+    const typename Block<T>::V scale = norm_scale<T>(norm_sum<true>(row, a, b, n), n, epsilon);
     const auto products = [&](T *to, int64_t i, int64_t count) {
         for (; count > 0; to += N, i += N, count -= N) {
             const int64_t elements = count < N ? count : N;
