@@ -72,7 +72,10 @@ struct Every {
                                                       reinterpret_cast<const Bits *>(p + i * kStep), N);
         return load_block(whole);
     }
-    INFINI_INLINE void ahead(int64_t i) const { fetch_ahead(p + i * kStep); }
+    INFINI_INLINE void ahead(int64_t i) const {
+#pragma GCC unroll 4
+        for (int block = 0; block < kStep; ++block) fetch_ahead(p + i * kStep + block * Block<T>::N);
+    }
     const T *p;
 };
 /** Elements that are loaded one by one are as soon in a vector as others, if they are few. */
