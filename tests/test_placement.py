@@ -167,6 +167,33 @@ def test_transposed_operands_wherever_lines_begin(
         assert (memory == 0xA5).all()
 
 
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8", "c8", "c16"])
+@pytest.mark.parametrize("place", [0, 4, 16, 40])
+def test_strided_rows_wherever_lines_begin(place: int, dtype: str, rng: np.random.Generator) -> None:
+    """From elements of x that are one for all, near or far, backwards too; and from rows as long that pages of
+    them are copied by turns. Beside y nothing is written."""
+    size = np.dtype(dtype).itemsize
+    place = place // np.dtype(dtype).alignment * np.dtype(dtype).alignment
+    for row in (1024, 1072, 2048 + 56 * 16):
+        n = row // size
+        x = rng.integers(0, 256, (3, 5 * row), np.uint8).view(dtype)
+        for step in (-1, 0, 2, 3, 4, 5):
+            source = np.broadcast_to(x[:, :1], (3, n)) if step == 0 else x[:, ::step][:, :n]
+            y, memory = _at(place, 3, n, dtype)
+            infiniop_py.rearrange(source, out=y)
+            np.testing.assert_array_equal(y.view(np.uint8), np.ascontiguousarray(source).view(np.uint8))
+            y.view(np.uint8)[...] = 0xA5
+            assert (memory == 0xA5).all()
+    for row in (16384, 16384 + 48, 40000):
+        n = row // size
+        x = rng.integers(0, 256, (3, row + 64), np.uint8).view(dtype)[:, :n]
+        y, memory = _at(place, 3, n, dtype)
+        infiniop_py.rearrange(x, out=y)
+        np.testing.assert_array_equal(y.view(np.uint8), np.ascontiguousarray(x).view(np.uint8))
+        y.view(np.uint8)[...] = 0xA5
+        assert (memory == 0xA5).all()
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("y_place", "r_place"), [(0, 0), (0, 16), (16, 16), (8, 48), (56, 24)])
 def test_normalized_rows_wherever_lines_begin(

@@ -13,11 +13,17 @@ INFINI_INLINE void write(T *p, T x) {
 }
 
 template <class T>
-void copy_row(void *dst_, int64_t stride_dst, const void *src_, int64_t stride_src, int64_t n) {
+void copy_row(void *dst_, int64_t stride_dst, const void *src_, int64_t stride_src, int64_t n, bool stream) {
     T *dst = static_cast<T *>(dst_);
     const T *src = static_cast<const T *>(src_);
-    if constexpr (sizeof(T) <= 8)
-        if (stride_dst == 1 && gather_near<sizeof(VF) / sizeof(T)>(dst, src, stride_src, n)) return;
+    if constexpr (sizeof(T) <= 8) {
+        constexpr int64_t kLanes = sizeof(VF) / sizeof(T);
+        const bool lines = stream && reinterpret_cast<uintptr_t>(dst) % sizeof(T) == 0;
+        if (stride_dst == 1 &&
+            (lines ? gather_near<kLanes, true>(dst, src, stride_src, n) : gather_near<kLanes>(dst, src, stride_src, n)))
+            return;
+    }
+#pragma GCC unroll 8
     for (int64_t i = 0; i < n; ++i) write(dst + i * stride_dst, read(src + i * stride_src));
 }
 
@@ -126,9 +132,11 @@ void stream_row(void *dst_, const void *src_, int64_t n, [[maybe_unused]] const 
 #endif
             copy_part(dst, src, head);
         dst += head, src += head, n -= head;
-        for (; n >= kLine; dst += kLine, src += kLine, n -= kLine)
+        const auto line = [&](int64_t at) INFINI_INLINE_LAMBDA {
 #pragma GCC unroll 4
-            for (size_t i = 0; i < kLine; i += sizeof(Wide)) put<true>(dst + i, load_bytes<Wide>(src + i));
+            for (size_t i = 0; i < kLine; i += sizeof(Wide)) put<true>(dst + at + i, load_bytes<Wide>(src + at + i));
+        };
+        for (; n >= kLine; dst += kLine, src += kLine, n -= kLine) line(0);
         if (own_end) copy_part(dst, src, n);
         return;
     }

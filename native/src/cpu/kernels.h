@@ -57,8 +57,9 @@ struct NormKernel {
     void (*close)(OpenLine &line);
 };
 
-/** dst[i * stride_dst] = src[i * stride_src] for i < n; strides in elements. */
-using CopyRow = void (*)(void *dst, int64_t stride_dst, const void *src, int64_t stride_src, int64_t n);
+/** dst[i * stride_dst] = src[i * stride_src] for i < n; strides in elements. stream: past the caches, where there is a way to; then
+ *  comes finish_streams(). */
+using CopyRow = void (*)(void *dst, int64_t stride_dst, const void *src, int64_t stride_src, int64_t n, bool stream);
 
 /** Rows of n > 0 bytes, each side's so many bytes apart. The two sides are the same memory, or have none in common. */
 using CopyRows = void (*)(void *dst, int64_t dst_row, const void *src, int64_t src_row, int64_t n, int64_t rows);

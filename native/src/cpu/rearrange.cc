@@ -28,8 +28,9 @@ struct RowCopy final : CpuPlan {
     static constexpr int64_t kShort = 512; // bytes of a row: longer ones are copied as fast by what is called for each
 
     explicit RowCopy(const InfiniProblem &problem)
-        : stream(streams_rows(problem)), loop(stream ? in_order_of_x(problem).operands : problem.operands),
-          size(kDtypes[problem.operands[kY].dtype].size), kernel(kernels().copy[log2_of(size)]) {
+        : stream(streams_rows(problem, 1)), loop(stream ? in_order_of_x(problem).operands : problem.operands),
+          size(kDtypes[problem.operands[kY].dtype].size), kernel(kernels().copy[log2_of(size)]),
+          stream_elements(loop.step[kX] != 1 && streams_rows(problem, loop.step[kX])) {
         if (stream) find_joined();
     }
 
@@ -51,12 +52,14 @@ struct RowCopy final : CpuPlan {
         x_of_next = loop.stride[kX][d];
     }
 
-    static bool streams_rows(const InfiniProblem &problem) {
-        constexpr int64_t kEnough = 256; // bytes of a row: lines it shares with other rows are written twice
+    /** Is y written past the caches, of rows of x with this stride? */
+    static bool streams_rows(const InfiniProblem &problem, int64_t x_step) {
+        const int64_t enough =
+            x_step == 1 ? 256 : 1024; // bytes of a row: lines it shares with other rows are written twice
         const InfiniOperand &y = problem.operands[kY], &x = problem.operands[kX];
         const int last = y.ndim - 1;
-        return last >= 0 && y.stride[last] == 1 && x.stride[last] == 1 &&
-               y.shape[last] * kDtypes[y.dtype].size >= kEnough && streams(problem);
+        return last >= 0 && y.stride[last] == 1 && x.stride[last] == x_step &&
+               y.shape[last] * kDtypes[y.dtype].size >= enough && streams(problem);
     }
 
     static InfiniProblem in_order_of_x(InfiniProblem problem) {
@@ -101,15 +104,16 @@ struct RowCopy final : CpuPlan {
             else if (contiguous)
                 copy_bytes(to, from, static_cast<size_t>(n * size));
             else
-                kernel(to, loop.step[kY], from, loop.step[kX], n);
+                kernel(to, loop.step[kY], from, loop.step[kX], n, stream_elements);
         });
-        if (stream) finish_streams();
+        if (stream || stream_elements) finish_streams();
     }
 
-    bool stream;
+    bool stream; // whole rows
     RowLoop<2> loop;
     int64_t size;
     CopyRow kernel;
+    bool stream_elements;    // rows of y from elements of x that are apart
     int64_t joined_rows = 1; // 1: none are
     int64_t joined_apart = INT64_MAX;
     int64_t x_of_next = 0; // bytes from such a row to the next one in x

@@ -20,7 +20,7 @@ struct BitsOf<8> {
     typedef uint64_t type __attribute__((may_alias));
 };
 
-/** Is a stride one that gather_near() takes, or 0 or 1, which need no shuffle? Strided (binary.inl) lists the same ones. */
+/** Is a stride one that gather_near() takes, or 1, which needs no shuffle? Strided (binary.inl) lists the same ones. */
 INFINI_INLINE bool near(int64_t step) { return step >= -1 && step <= 4; }
 
 /** 0..N-1 */
@@ -82,6 +82,14 @@ struct Gather<-1, N> {
     }
 };
 
+template <int64_t N>
+struct Gather<0, N> {
+    template <class V, class T>
+    static INFINI_INLINE V load(const T *p) {
+        return V{} + *p;
+    }
+};
+
 /** f(start) of pieces that cover 0..n, n >= size. The last may overlap the one before it. */
 template <class F>
 INFINI_INLINE void each_piece(int64_t n, int64_t size, F &&f) {
@@ -90,22 +98,33 @@ INFINI_INLINE void each_piece(int64_t n, int64_t size, F &&f) {
     f(n - size);
 }
 
-template <int64_t kStep, int64_t kLanes, class T>
+/** n elements from kStep apart side by side, kLanes at a time. kStream: past the caches, in whole lines; elements cross none. */
+template <int64_t kStep, int64_t kLanes, bool kStream = false, class T>
 INFINI_INLINE void gather_by(T *to, const T *from, int64_t n) {
     typedef T V __attribute__((vector_size(kLanes * sizeof(T))));
-    each_piece(n, kLanes, [&](int64_t i) __attribute__((always_inline)) {
-        put<false>(static_cast<void *>(to + i), Gather<kStep, kLanes>::template load<V>(from + i * kStep));
-    });
+    const auto vector = [&](int64_t i) __attribute__((always_inline)) {
+        put<kStream>(static_cast<void *>(to + i), Gather<kStep, kLanes>::template load<V>(from + i * kStep));
+    };
+    if constexpr (!kStream) return each_piece(n, kLanes, vector);
+    constexpr int64_t kElements = kLine / sizeof(T);
+    const int64_t head = (-reinterpret_cast<intptr_t>(to) & (kLine - 1)) / static_cast<int64_t>(sizeof(T));
+    int64_t i = 0;
+    for (; i < head && i < n; ++i) to[i] = from[i * kStep];
+    for (; i + kElements <= n; i += kElements)
+#pragma GCC unroll 4
+        for (int64_t part = 0; part < kElements; part += kLanes) vector(i + part);
+    for (; i < n; ++i) to[i] = from[i * kStep];
 }
-/** n elements from `step` apart side by side, kLanes at a time; false if that is no way to do it. */
-template <int64_t kLanes, class T>
+/** The same, of any step; false if that is no way to do it. */
+template <int64_t kLanes, bool kStream = false, class T>
 INFINI_INLINE bool gather_near(T *to, const T *from, int64_t step, int64_t n) {
     if (n < kLanes) return false;
     switch (step) {
-    case -1: gather_by<-1, kLanes>(to, from, n); return true;
-    case 2: gather_by<2, kLanes>(to, from, n); return true;
-    case 3: gather_by<3, kLanes>(to, from, n); return true;
-    case 4: gather_by<4, kLanes>(to, from, n); return true;
+    case -1: gather_by<-1, kLanes, kStream>(to, from, n); return true;
+    case 0: gather_by<0, kLanes, kStream>(to, from, n); return true;
+    case 2: gather_by<2, kLanes, kStream>(to, from, n); return true;
+    case 3: gather_by<3, kLanes, kStream>(to, from, n); return true;
+    case 4: gather_by<4, kLanes, kStream>(to, from, n); return true;
     }
     return false;
 }
@@ -118,11 +137,6 @@ INFINI_CALLED void copy_strided(TileOperand to, TileOperand from, int64_t rows, 
     const Bits *src = static_cast<const Bits *>(from.p);
     for (; rows > 0; --rows, dst += to.row, src += from.row) {
         if (to.col == 1 && gather_near<sizeof(VF) / kSize>(dst, src, from.col, n)) continue;
-        if (to.col == 1 && from.col == 0) {
-            const Bits x = *src;
-            for (int64_t i = 0; i < n; ++i) dst[i] = x;
-            continue;
-        }
 #pragma GCC unroll 4
         for (int64_t i = 0; i < n; ++i) dst[i * to.col] = src[i * from.col];
     }
