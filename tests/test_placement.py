@@ -170,8 +170,8 @@ def test_transposed_operands_wherever_lines_begin(
 @pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8", "c8", "c16"])
 @pytest.mark.parametrize("place", [0, 4, 16, 40])
 def test_strided_rows_wherever_lines_begin(place: int, dtype: str, rng: np.random.Generator) -> None:
-    """From elements of x that are one for all, near or far, backwards too; and from rows as long that pages of
-    them are copied by turns. Beside y nothing is written."""
+    """From elements of x that are one for all, near or far, backwards too; and from long rows, pages of
+    which are copied by turns. Beside y nothing is written."""
     size = np.dtype(dtype).itemsize
     place = place // np.dtype(dtype).alignment * np.dtype(dtype).alignment
     for row in (1024, 1072, 2048 + 56 * 16):
