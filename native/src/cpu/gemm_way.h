@@ -89,7 +89,7 @@ struct Gemm {
         // columns, since the ways for few rows then apply. Where rows of A need not be packed, or B is, that is worth it if vectors
         // would be mostly empty; panels of halves, which are of two, more than a quarter.
         constexpr int64_t kFewColumns = 64;
-        const bool column_major = c.col != 1 && n > 1 && (m == 1 || std::abs(c.row) < std::abs(c.col));
+        const bool column_major = m > 1 && n > 1 && c.col != 1 && std::abs(c.row) < std::abs(c.col);
         const bool in_rows =
             c.col == 1 && reads_a() && b_is_small() && (b.col == 1 || (converts() ? b.row == 1 : may_copy_b()));
         const bool empty = converts() ? 4 * n <= 3 * round_up(n, nr) : 16 * n <= 5 * nr;
