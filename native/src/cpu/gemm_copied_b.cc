@@ -1,6 +1,8 @@
-/* gemm with a copy of B: a small one whose columns are contiguous is transposed for many rows of A, in strips of columns, each of which
- * is multiplied in place, by rows (gemm_in_place.cc): that needs no packed A. Each thread transposes what it multiplies, since lines that
- * one core has written come slowly to another. */
+/* gemm with a copy of B: a small one whose rows are not contiguous is copied in strips of columns, each of which is multiplied in place,
+ * by rows (gemm_in_place.cc): that needs no packed A. Contiguous columns are transposed, for many rows of A; fewer are multiplied as
+ * they are. Each thread copies what it multiplies, since lines that one core has written come slowly to another. */
+#include <cstdlib>
+
 #include "cpu/gemm_way.h"
 #include "cpu/thread_pool.h"
 #include "cpu/tiles.h"
@@ -11,7 +13,7 @@ namespace {
 
 constexpr int64_t kStrips = 4;     // of a second-level cache: in one is a strip's copy
 constexpr int64_t kStripCols = 64; // at least, since each strip reads all of A
-constexpr int64_t kTaskRows = 96;  // of A, at least, where rows are shared out: each thread transposes for itself
+constexpr int64_t kTaskRows = 96;  // of A, at least, where rows are shared out: each thread copies for itself
 
 struct CopiedB final : Way {
     int64_t task_m, task_n;         // of C: a task
@@ -50,11 +52,23 @@ struct CopiedB final : Way {
     int sharers(int threads) const { return static_cast<int>(std::min<int64_t>(threads, parts * strips)); }
     int64_t workspace(int threads) const override { return (bytes_b + bytes_way) * sharers(threads); }
     std::string describe() const override {
-        return "B transposed, " + text(parts) + " x " + text(strips) + " tasks " + ways[0][0]->describe();
+        return std::string(b.row == 1 ? "B transposed, " : "B copied, ") + text(parts) + " x " + text(strips) +
+               " tasks " + ways[0][0]->describe();
+    }
+
+    void copy_strip(char *copy, const char *from, int64_t cols) const {
+        if (b.row == 1)
+            return kernels().transpose[log2_of(size)](copy, {ld, nullptr}, from, {b.col, nullptr}, k, cols, false);
+        // By rows or by columns, whichever reads what is nearer.
+        const CopyRow copy_row = kernels().copy[log2_of(size)];
+        if (std::abs(b.col) <= std::abs(b.row))
+            for (int64_t i = 0; i < k; ++i)
+                copy_row(copy + i * ld * size, 1, from + i * b.row * size, b.col, cols, false);
+        else
+            for (int64_t j = 0; j < cols; ++j) copy_row(copy + j * size, ld, from + j * b.col * size, b.row, k, false);
     }
 
     void run(const Run &r) const override {
-        const TransposeTile transpose = kernels().transpose[log2_of(size)];
         const int threads = sharers(r.threads);
         Shares shares(parts * strips, threads);
         parallel_for(threads, threads, [&](int64_t, int slot) {
@@ -63,7 +77,7 @@ struct CopiedB final : Way {
             shares.work(slot, [&](int64_t t) {
                 const int64_t strip = t / parts, i0 = t % parts * task_m, j0 = strip * task_n;
                 const int64_t rows = std::min(task_m, m - i0), cols = std::min(task_n, n - j0);
-                if (strip != copied) transpose(copy, {ld, nullptr}, at_b(r.b, 0, j0), {b.col, nullptr}, k, cols, false);
+                if (strip != copied) copy_strip(copy, at_b(r.b, 0, j0), cols);
                 copied = strip;
                 Run part = r;
                 part.c = at_c(r.c, i0, j0);

@@ -133,10 +133,11 @@ struct Gemm {
         const bool near = !converts() && std::abs(a.col) <= kNear / size;
         return a.col == 1 || (a.row == 1 && c.col == 1 && (k <= kFew || near));
     }
-    /** Are there so many rows of A, and so little of B, that its columns are worth being transposed? (gemm_copied_b.cc) */
+    /** Is B small, of rows that are not contiguous, nor columns, but for so many rows of A that those are worth being transposed?
+     *  (gemm_copied_b.cc) */
     bool may_copy_b() const {
         constexpr int64_t kRows = 17;
-        return !converts() && m >= kRows && reads_a() && b.row == 1 && b.col != 1 && n > 1 && b_is_small();
+        return !converts() && b.col != 1 && (b.row != 1 || m >= kRows) && reads_a() && n > 1 && b_is_small();
     }
     /** Is C, column-major, of so few rows and so many products that it costs less to store their sums across than to do without the
      *  ways for few rows? */
