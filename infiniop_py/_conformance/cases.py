@@ -750,6 +750,13 @@ def _elementwise() -> Iterator[Case]:
                 yield alike(op, dtype, (3, size), ("offset", "sliced", "every_5"), edge=edge)
             yield alike(op, dtype, (3, size), ("every_3", "every_4", "last_zero"))
             yield alike(op, dtype, (3, size), ("every_4", "every_4", "every_3"), alias=(("c", "a"),))
+        # Rows shorter than a vector, of which as many as there is room for are one.
+        for shape, edge in (((700, 3), "begin"), ((131, 12), "end")):
+            yield alike(op, dtype, shape, ("C", "C", "mirrored"), edge=edge)
+            yield alike(op, dtype, shape, ("C", "T", "sliced"), edge=edge)
+            yield alike(op, dtype, shape, ("padded", "last_zero", "T"), edge=edge)
+            yield alike(op, dtype, shape, ("C", "padded", "C"), edge=edge)
+            yield alike(op, dtype, shape, ("sliced", "sliced", "mirrored"), edge=edge, alias=(("c", "a"),))
         # Columns, and rows, 512 elements apart collide in a first-level cache.
         yield alike(op, dtype, (512, 67), ("C", "T", "C"))
         yield alike(op, dtype, (67, 512), ("C", "C", "T"))

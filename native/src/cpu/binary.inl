@@ -47,9 +47,12 @@ struct Unit {
 template <class T>
 struct Element {
     INFINI_INLINE Element(const T *from, int64_t) {
-        alignas(64) T whole[Block<T>::N];
-        for (T &x : whole) x = *from;
-        all = load_block(whole);
+        using Bits = typename BitsOf<sizeof(T)>::type;
+        typedef Bits Lanes __attribute__((vector_size(sizeof(typename Packed<T>::Vector))));
+        const Lanes lanes = Lanes{} + *reinterpret_cast<const Bits *>(from);
+        Packed<T> whole;
+        for (auto &vector : whole.v) __builtin_memcpy(&vector, &lanes, sizeof lanes);
+        all = unpack(whole);
     }
     INFINI_INLINE Block<T> at(int64_t) const { return all; }
     INFINI_INLINE void ahead(int64_t) const {}
@@ -227,9 +230,38 @@ INFINI_CALLED void binary_far(TileOperand c, TileOperand a, TileOperand b, int64
     }
 }
 
+/** Rows shorter than a vector, of which an operand is not contiguous: as many as there is room for are brought together, element by
+ *  element down the columns, and are one row. */
+template <class Op, class T>
+INFINI_CALLED void binary_short(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t n) {
+    constexpr int64_t kRoom = sizeof(T) < 4 ? 1024 / sizeof(T) : 256;
+    alignas(64) T buffer_a[kRoom], buffer_b[kRoom], buffer_c[kRoom];
+    const int64_t most = kRoom / n;
+    for (int64_t i = 0, n_rows; i < rows; i += n_rows) {
+        n_rows = rows - i < most ? rows - i : most;
+        const auto dense = [&](const TileOperand &x) { return x.col == 1 && x.row == n; };
+        const auto columns = [&](const TileOperand &x) { return TileOperand{part<T>(x, i, 0).p, x.col, x.row}; };
+        const auto bring = [&](const TileOperand &x, T *buffer) {
+            if (dense(x)) return part<T>(x, i, 0);
+            copy_strided<sizeof(T)>({buffer, 1, n}, columns(x), n, n_rows);
+            return TileOperand{buffer, n, 1};
+        };
+        const TileOperand result = dense(c) ? part<T>(c, i, 0) : TileOperand{buffer_c, n, 1};
+        binary_near<Op, T, false>(result, bring(a, buffer_a), bring(b, buffer_b), 1, n_rows * n);
+        if (!dense(c)) copy_strided<sizeof(T)>(columns(c), {buffer_c, 1, n}, n, n_rows);
+    }
+}
+
 template <class Op, class T, bool Stream>
 void binary_rows(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t n) {
-    if (c.col == 1 && joined<T>(a.col, b.col))
+    constexpr int64_t kShort = 12, kMany = 8;
+    // Of a few halves most of the time goes to what is converted beside them; other types have fast ways for some strides.
+    const auto fast = [&](const TileOperand &x) {
+        return x.col == 1 ? kParts<T> == 1 || x.row == n : kParts<T> == 1 && x.col == 0;
+    };
+    if (n <= kShort && n < Block<T>::N && rows >= kMany && !(fast(c) && fast(a) && fast(b)))
+        binary_short<Op, T>(c, a, b, rows, n);
+    else if (c.col == 1 && joined<T>(a.col, b.col))
         binary_near<Op, T, Stream>(c, a, b, rows, n);
     else
         binary_far<Op, T>(c, a, b, rows, n, Stream);

@@ -111,10 +111,18 @@ struct BinaryTilePlan final : CpuPlan {
 std::unique_ptr<CpuPlan> plan_binary(const InfiniProblem &problem, BinaryOp op) {
     const InfiniOperand *x = problem.operands;
     const int last = x[kC].ndim - 1;
-    for (int d = 0; d < last; ++d)
-        for (int i : {kA, kB})
-            if (x[kC].stride[last] == 1 && BinaryTilePlan::transposed(x[i].stride[d], x[i].stride[last]))
-                return std::make_unique<BinaryTilePlan>(problem, op, d);
+    const auto transposed = [&](int i, int d) { return BinaryTilePlan::transposed(x[i].stride[d], x[i].stride[last]); };
+    for (int d = 0; d < last; ++d) {
+        const bool both = transposed(kA, d) && transposed(kB, d);
+        if (x[kC].stride[last] != 1 || !(transposed(kA, d) || transposed(kB, d))) continue;
+        // Too few of either make no tiles: they are faster as what they are, short rows or a near stride. Measured.
+        const int64_t size = kDtypes[x[kC].dtype].size, few_columns = size < 4 ? 12 : 8,
+                      few_rows = size == 1 ? 4
+                                 : both    ? 3
+                                           : 0;
+        if (x[kC].shape[last] > few_columns && x[kC].shape[d] > few_rows)
+            return std::make_unique<BinaryTilePlan>(problem, op, d);
+    }
     return std::make_unique<BinaryPlan>(problem, op);
 }
 
