@@ -182,10 +182,12 @@ def test_every_way_is_among_them(lib: Library) -> None:
         pytest.skip("INFINIOP_MAX_ISA is set: this process is one of several instruction sets")
     made = Abi(lib)
     op, plans = OPS["gemm_add"], dict[str, list[str]]()
-    for (batch, m, n, k), dtype, layout in itertools.product(SHAPES, FLOATS, ("C", "T", "sliced")):
+    layouts = itertools.product(("C", "T"), ("C", "T", "sliced"))
+    for (batch, m, n, k), dtype, (layout_a, layout_b) in itertools.product(SHAPES, FLOATS, layouts):
         lead = (batch,) if batch else ()
-        b = Layout((*lead, k, n), strides_of(layout, (*lead, k, n)), dtype)
-        y, a = (Layout((*lead, m, size), None, dtype) for size in (n, k))
+        y = Layout((*lead, m, n), None, dtype)
+        a = Layout((*lead, m, k), strides_of(layout_a, (*lead, m, k)), dtype)
+        b = Layout((*lead, k, n), strides_of(layout_b, (*lead, k, n)), dtype)
         desc = made.created(op, {"y": y, "a": a, "b": b, "d": y})
         text = ctypes.c_char_p()
         assert lib.infiniopGetDescriptorPlan(desc, ctypes.byref(text)) == SUCCESS
@@ -200,6 +202,7 @@ def test_every_way_is_among_them(lib: Library) -> None:
         "blocked",
         "of C^T",
         "B transposed",
+        "B copied",
     ):
         assert any(way in plan for plan in itertools.chain(*plans.values())), way
     for dtype, way in itertools.product(FLOATS, ("columns, A packed", "blocked")):
