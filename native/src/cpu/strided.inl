@@ -86,7 +86,7 @@ template <int64_t N>
 struct Gather<0, N> {
     template <class V, class T>
     static INFINI_INLINE V load(const T *p) {
-        return V{} + *p;
+        return V{} + load_bytes<T>(p); // which may be aligned to less, as a complex number is
     }
 };
 
@@ -109,11 +109,11 @@ INFINI_INLINE void gather_by(T *to, const T *from, int64_t n) {
     constexpr int64_t kElements = kLine / sizeof(T);
     const int64_t head = (-reinterpret_cast<intptr_t>(to) & (kLine - 1)) / static_cast<int64_t>(sizeof(T));
     int64_t i = 0;
-    for (; i < head && i < n; ++i) to[i] = from[i * kStep];
+    for (; i < head && i < n; ++i) to[i] = load_bytes<T>(from + i * kStep);
     for (; i + kElements <= n; i += kElements)
 #pragma GCC unroll 4
         for (int64_t part = 0; part < kElements; part += kLanes) vector(i + part);
-    for (; i < n; ++i) to[i] = from[i * kStep];
+    for (; i < n; ++i) to[i] = load_bytes<T>(from + i * kStep);
 }
 /** The same, of any step; false if that is no way to do it. */
 template <int64_t kLanes, bool kStream = false, class T>
