@@ -572,11 +572,8 @@ def _shortcut_to_new(op: type[GraphOperator]) -> Callable[..., tuple[Any, ...] |
     and returns None.
     """
     again, results = op.again, op.results
-    wrong = (
-        KeyError,
-        InfiniopError,
-        MemoryError,
-    )  # the long way says what it is; others may be of a handler of signals
+    # Of these the long way says what they are; others may be of a handler of signals.
+    wrong = KeyError, InfiniopError, MemoryError
     fill = () if op.native.direct is None else (NULL,) * (3 - len(op.operand_names))
 
     def of_two(

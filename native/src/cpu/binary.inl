@@ -29,7 +29,8 @@ INFINI_INLINE Block<T> apply(Block<T> a, const Block<T> &b) {
 }
 
 /* Operands in blocks: of unit stride, one element for all, or of another stride: that is near(), or any if kSingle.
- * with_stride(f) is f(these, as blocks of which the stride is known). ahead(i) fetches what will be read after block i. fast(): whether a block takes no longer than to store it. */
+ * with_stride(f) is f(these, as blocks of which the stride is known). ahead(i) fetches what will be read after block i. fast():
+ * whether a block takes no longer than to store it. */
 template <class T>
 struct Unit {
     INFINI_INLINE Unit(const T *from, int64_t) : p(from) {}
@@ -196,11 +197,15 @@ INFINI_INLINE void binary_near(TileOperand c_, TileOperand a_, TileOperand b_, i
                                                                {static_cast<const T *>(y.p), y.row}, y.col, rows, n);
 }
 
+/** Elements that pass through small buffers at a time. */
+template <class T>
+constexpr int64_t kBuffered = sizeof(T) < 4 ? 1024 / sizeof(T) : 256;
+
 /** Any strides. What binary_near() does not take passes through small buffers, so that the arithmetic is always done in vectors:
  *  parts of a row, or as many rows as there is room for. */
 template <class Op, class T>
 INFINI_CALLED void binary_far(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t n, bool stream) {
-    constexpr int64_t kRoom = sizeof(T) < 4 ? 1024 / sizeof(T) : 256;
+    constexpr int64_t kRoom = kBuffered<T>;
     alignas(64) T buffer_a[kRoom], buffer_b[kRoom], buffer_c[kRoom];
     const int64_t most = n > 0 && n < kRoom / 2 ? kRoom / n : 1;
     for (int64_t i = 0, n_rows; i < rows; i += n_rows) {
@@ -234,7 +239,7 @@ INFINI_CALLED void binary_far(TileOperand c, TileOperand a, TileOperand b, int64
  *  element down the columns, and are one row. */
 template <class Op, class T>
 INFINI_CALLED void binary_short(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t n) {
-    constexpr int64_t kRoom = sizeof(T) < 4 ? 1024 / sizeof(T) : 256;
+    constexpr int64_t kRoom = kBuffered<T>;
     alignas(64) T buffer_a[kRoom], buffer_b[kRoom], buffer_c[kRoom];
     const int64_t most = kRoom / n;
     for (int64_t i = 0, n_rows; i < rows; i += n_rows) {
@@ -259,7 +264,7 @@ void binary_rows(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int6
     const auto fast = [&](const TileOperand &x) {
         return x.col == 1 ? kParts<T> == 1 || x.row == n : kParts<T> == 1 && x.col == 0;
     };
-    if (n <= kShort && n < Block<T>::N && rows >= kMany && !(fast(c) && fast(a) && fast(b)))
+    if (n > 0 && n <= kShort && n < Block<T>::N && rows >= kMany && !(fast(c) && fast(a) && fast(b)))
         binary_short<Op, T>(c, a, b, rows, n);
     else if (c.col == 1 && joined<T>(a.col, b.col))
         binary_near<Op, T, Stream>(c, a, b, rows, n);

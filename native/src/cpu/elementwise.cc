@@ -116,10 +116,8 @@ std::unique_ptr<CpuPlan> plan_binary(const InfiniProblem &problem, BinaryOp op) 
         const bool both = transposed(kA, d) && transposed(kB, d);
         if (x[kC].stride[last] != 1 || !(transposed(kA, d) || transposed(kB, d))) continue;
         // Too few of either make no tiles: they are faster as what they are, short rows or a near stride. Measured.
-        const int64_t size = kDtypes[x[kC].dtype].size, few_columns = size < 4 ? 12 : 8,
-                      few_rows = size == 1 ? 4
-                                 : both    ? 3
-                                           : 0;
+        const int64_t size = kDtypes[x[kC].dtype].size, few_rows_of_larger = both ? 3 : 0;
+        const int64_t few_columns = size < 4 ? 12 : 8, few_rows = size == 1 ? 4 : few_rows_of_larger;
         if (x[kC].shape[last] > few_columns && x[kC].shape[d] > few_rows)
             return std::make_unique<BinaryTilePlan>(problem, op, d);
     }
