@@ -280,8 +280,54 @@ void test_plan(const InfiniOperand *operands, int n, int size) {
     }
 }
 
+/** Pieces of what a plan walks, and what they stage. */
+PiecesPlan test_pieces(const InfiniOperand *operands, int n, int size) {
+    const PiecesPlan plan = plan_pieces(operands, n, size, 2);
+    if (!plan.worth) return plan;
+    const MapLayout &layout = plan.layout;
+    Offsets walked = walk(layout, n), wanted = walk(plan_map(operands, n, size), n);
+    std::sort(walked.begin(), walked.end());
+    std::sort(wanted.begin(), wanted.end());
+    CHECK(walked == wanted);
+    CHECK(layout.along[0] == 1 && plan.width <= layout.x && plan.height <= layout.y);
+    CHECK(plan.run() * size >= 64 && plan.shared_bytes <= 48 << 10 && plan.shared_bytes % kVectorBytes == 0);
+    if (plan.wrapped) CHECK(plan.width == layout.x && (plan.height == 1 || layout.across[0] == layout.x));
+    size_t staged = 0;
+    for (int o = 1; o < n; ++o) {
+        const int64_t along = layout.along[o], across = layout.across[o];
+        switch (plan.how[o]) {
+        case Access::kElements: break;
+        case Access::kRun: CHECK(along == 1 && (!plan.wrapped || across == layout.x)); break;
+        case Access::kConstant: CHECK(along == 0 && !plan.wrapped); break;
+        case Access::kStaged: {
+            CHECK(plan.shared_at[o] >= staged && plan.shared_at[o] % kVectorBytes == 0);
+            int64_t last = 0, places = 0; // of the piece's elements in shared memory; of what is brought
+            if (plan.lines[o]) {
+                CHECK(across == 1 && plan.line[o] == plan.height && plan.pitch[o] % (kVectorBytes / size) == 0);
+                last = (plan.width - 1) * plan.pitch[o] + plan.height - 1;
+                places = plan.width * plan.pitch[o];
+            } else {
+                last = (plan.width - 1) * along + (plan.height - 1) * across;
+                places = plan.line[o];
+                CHECK(along > 0 && across >= 0);
+            }
+            CHECK(last < places);
+            const auto place = [&](int64_t e) {
+                const auto at = static_cast<uint32_t>(e);
+                return size == 1 ? place_in_pieces<1>(at) : size == 2 ? place_in_pieces<2>(at) : place_in_pieces<4>(at);
+            };
+            const int64_t chunk = kVectorBytes / size,
+                          whole = (places + chunk - 1) / chunk * chunk; // chunks are written
+            staged = plan.shared_at[o] + (place(whole - 1) + 1) * static_cast<size_t>(size);
+            CHECK(staged <= plan.shared_bytes);
+        }
+        }
+    }
+    return plan;
+}
+
 void test_plans() {
-    int tiles = 0, splits = 0;
+    int tiles = 0, splits = 0, pieces = 0, lines = 0, ranges = 0;
     for (int round = 0; round < 1500; ++round) {
         const int n = static_cast<int>(pick(2, 3)), size = 1 << pick(0, 4), ndim = static_cast<int>(pick(0, 4));
         InfiniOperand operands[3] = {};
@@ -304,8 +350,12 @@ void test_plans() {
         test_plan(operands, n, size);
         tiles += plan_map(operands, n, size).tile;
         splits += plan_map(operands, n, size).split();
+        if (size > 4) continue;
+        const PiecesPlan plan = test_pieces(operands, n, size);
+        pieces += plan.worth;
+        for (int o = 1; plan.worth && o < n; ++o) (plan.lines[o] ? lines : ranges) += plan.how[o] == Access::kStaged;
     }
-    CHECK(tiles > 40 && splits > 4); // the rounds had them
+    CHECK(tiles > 40 && splits > 4 && pieces > 100 && lines > 4 && ranges > 4); // the rounds had them
 }
 
 } // namespace

@@ -140,7 +140,7 @@ void write(infiniDtype_t dtype, unsigned char *p, double value) {
 
 /* ---- operands -------------------------------------------------------------------------------------------------------- */
 
-enum Layout { kCompact, kPadded, kTransposed, kReversed, kBroadcast };
+enum Layout { kCompact, kPadded, kTransposed, kReversed, kBroadcast, kColumn, kEverySecond };
 constexpr Layout kInputs[] = {kCompact, kPadded, kTransposed, kReversed, kBroadcast};
 constexpr Layout kOutputs[] = {kCompact, kPadded, kTransposed, kReversed};
 
@@ -156,10 +156,11 @@ struct Operand {
 
     Operand(infiniDtype_t type, Shape sizes, Layout layout, ptrdiff_t skew_bytes = 0)
         : dtype(type), shape(sizes), strides(sizes.size()), skew(skew_bytes) {
-        ptrdiff_t stride = 1;
+        ptrdiff_t stride = layout == kEverySecond ? 2 : 1;
         for (size_t i = 0; i < shape.size(); ++i) { // from the last dimension on, from the first on where transposed
             const size_t d = layout == kTransposed ? i : shape.size() - 1 - i;
-            strides[d] = layout == kBroadcast && d == 0 ? 0 : layout == kReversed ? -stride : stride;
+            const bool constant = (layout == kBroadcast && d == 0) || (layout == kColumn && d == shape.size() - 1);
+            strides[d] = constant ? 0 : layout == kReversed ? -stride : stride;
             if (strides[d] < 0) first += stride * (static_cast<ptrdiff_t>(shape[d]) - 1);
             stride *= static_cast<ptrdiff_t>(shape[d]) + (layout == kPadded ? 3 : 0);
         }
@@ -508,6 +509,32 @@ void test_transposes() {
             }
 }
 
+/** What a device cuts into pieces: sides too short for tiles, lines that begin anywhere, elements that are not side by side. */
+void test_pieces() {
+    const Shape shapes[] = {{700, 3}, {3, 700}, {15, 410}, {410, 15}, {2, 9, 300}, {5, 1003}, {4, 40, 49}, {3, 9001}};
+    for (infiniDtype_t dtype : {INFINI_DTYPE_I8, INFINI_DTYPE_F16, INFINI_DTYPE_F32})
+        for (const Shape &shape : shapes)
+            for (Layout layout_a : {kCompact, kTransposed, kEverySecond}) {
+                const auto step = static_cast<ptrdiff_t>(size_of(dtype));
+                for (Layout layout_c : {kCompact, kPadded}) {
+                    if (skipped()) continue;
+                    Operand y(dtype, shape, layout_c, step * pick(0, 3)), x(dtype, shape, layout_a, step * pick(0, 3));
+                    test_rearrange_of(y, x);
+                }
+                for (Layout layout_b : {kCompact, kPadded, kTransposed, kBroadcast, kColumn, kEverySecond}) {
+                    if (skipped()) continue;
+                    Operand c(dtype, shape, pick(0, 1) == 0 ? kCompact : kPadded, step * pick(0, 3));
+                    Operand a(dtype, shape, layout_a, step * pick(0, 3)), b(dtype, shape, layout_b, step * pick(0, 3));
+                    a.fill(9), b.fill(9);
+                    std::vector<double> sums = a.values();
+                    const std::vector<double> others = b.values();
+                    for (size_t i = 0; i < sums.size(); ++i) sums[i] += others[i];
+                    const std::vector<unsigned char> after = c.memory_with(sums);
+                    CHECK(run_elementwise(kAdd, c, a, b) && c.memory == after);
+                }
+            }
+}
+
 /* ---- the caller's floating-point environment ------------------------------------------------------------------------- */
 
 /** Rounding is to nearest whatever the caller has set, and the caller's mode and flags are afterwards what they were. */
@@ -555,6 +582,7 @@ int main(int n, char **arguments) {
     test_norm();
     test_rearrange();
     test_transposes();
+    test_pieces();
     if (device == INFINI_DEVICE_CPU) {
         test_threads();
         test_environment();

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "core/dtype.h"
+#include "cuda/chunks.h"
 #include "cuda/cuda_plan.h"
 #include "cuda/fast_div.h"
 #include "cuda/launch.h"
@@ -194,13 +195,80 @@ struct ReadRow {
     }
 };
 
+/** A row that begins anywhere: in chunks of y that begin at a multiple of 16 bytes. Its residual is read again by who has written it. */
+template <class T, class W, int kRowThreads>
+struct AnywhereRow {
+    using Team = RowTeam<kRowThreads>;
+    using Params = NormParams<T, W>;
+    static constexpr int kThreads = Team::kThreads, kRowsPerBlock = Team::kRowsPerBlock;
+    static constexpr int V = kVectorBytes / static_cast<int>(sizeof(T));
+    static constexpr size_t kSharedBytes = Team::template shared_bytes<Acc<T>>();
+
+    template <class Ctx>
+    static INFINI_DEVICE void run(Ctx &ctx, const Params &p) {
+        const int64_t row = static_cast<int64_t>(ctx.block()) * kRowsPerBlock + ctx.thread() / kRowThreads;
+        if (row >= p.rows) return;
+        T *at[kOperands];
+        find_row(p, row, at);
+        const int64_t first = int64_t{ctx.thread() % kRowThreads} * V - past_aligned(at[kY]),
+                      step = int64_t{kRowThreads} * V;
+        const auto input = [&](int i, int64_t start) {
+            const bool written = at[i] == at[kY] || at[i] == at[kResidual]; // beside what is read, too, by others
+            return part<V, T>(ctx, at[i], start, p.row_length, !written);
+        };
+        Acc<T> sum = 0;
+        for (int64_t start = first; start < p.row_length; start += step)
+            put(ctx, at[kResidual], start, p.row_length, add_up<V, T>(input(kA, start), input(kB, start), sum));
+        const Acc<T> scale = scale_of(p, Team::sum(ctx, sum));
+        for (int64_t start = first; start < p.row_length; start += step)
+            put(ctx, at[kY], start, p.row_length,
+                normalize<V, T, W>(part<V, T>(ctx, at[kResidual], start, p.row_length, false), scale,
+                                   part<V, W>(ctx, p.weight, start, p.row_length, true)));
+    }
+
+private:
+    template <class E>
+    static INFINI_DEVICE int past_aligned(const E *p) {
+        return static_cast<int>(static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p)) % kVectorBytes / sizeof(E));
+    }
+
+    /** N elements of a line of so many from `start` on, and 0 for those that it does not have; beside: what is next to them may be read. */
+    template <int N, class E, class Ctx>
+    static INFINI_DEVICE Chunk<E, N> part(Ctx &ctx, const E *line, int64_t start, int64_t length, bool beside) {
+        constexpr int kEach =
+            N * static_cast<int>(sizeof(E)) > kVectorBytes ? kVectorBytes / static_cast<int>(sizeof(E)) : N;
+        Chunk<E, N> x;
+        INFINI_UNROLL
+        for (int from = 0; from < N; from += kEach) {
+            const int64_t first = start + from;
+            const auto piece = read_part<E, kEach>(ctx, line + first, few(-first), few(length - first), beside);
+            INFINI_UNROLL
+            for (int u = 0; u < piece.kUnits; ++u) x.unit[from / kEach * piece.kUnits + u] = piece.unit[u];
+        }
+        return x;
+    }
+    template <class Ctx>
+    static INFINI_DEVICE void put(Ctx &ctx, T *line, int64_t start, int64_t length, const Chunk<T, V> &x) {
+        if (start >= 0 && start + V <= length && past_aligned(line + start) == 0)
+            store_chunk<T, V>(ctx, line + start, x);
+        else
+            store_elements<T, V>(ctx, line + start, x, few(length - start), few(-start));
+    }
+    /** As a number of elements, of which none counts that is two chunks away. */
+    static INFINI_DEVICE int few(int64_t n) {
+        constexpr int64_t most = 2 * kVectorBytes;
+        return static_cast<int>(n > most ? most : n < -most ? -most : n);
+    }
+};
+
 template <class T, class W>
 class NormPlan final : public CudaPlan {
     static constexpr int V = kVectorBytes / static_cast<int>(sizeof(T));
     template <int kRowThreads, int kVectors>
     using Kept = KeptRow<T, W, kRowThreads, kVectors>;
-    using Short = ReadRow<T, W, kWarp, 1>;
-    using Long = ReadRow<T, W, 512, 1>;
+    // Elements of 8 bytes are worth a load each.
+    using Short = std::conditional_t<sizeof(T) == 8, ReadRow<T, W, kWarp, 1>, AnywhereRow<T, W, kWarp>>;
+    using Long = std::conditional_t<sizeof(T) == 8, ReadRow<T, W, 512, 1>, AnywhereRow<T, W, 256>>;
     using LongVectors = ReadRow<T, W, 512, V>;
     static constexpr int64_t kShort = 1024; // elements that are not worth a block
 

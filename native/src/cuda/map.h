@@ -1,4 +1,4 @@
-/* Kernels for out[i] = f(in...[i]): rows and tiles of map_plan.h. What they compute is a Map:
+/* Kernels for out[i] = f(in...[i]): rows and tiles of map_plan.h; pieces have theirs in pieces.h. What they compute is a Map:
  *
  *      struct Map {
  *          using Element = f16;                      // of every operand
@@ -17,29 +17,17 @@
 #include <string>
 
 #include "core/dtype.h"
+#include "cuda/chunks.h"
 #include "cuda/cuda_plan.h"
 #include "cuda/fast_div.h"
 #include "cuda/launch.h"
 #include "cuda/map_plan.h"
+#include "cuda/pieces.h"
 
 namespace infini::cuda {
 
 constexpr int loads_in_flight(int bytes_per_load) {
     return bytes_per_load >= 32 ? 1 : bytes_per_load >= 8 ? 32 / bytes_per_load : 4;
-}
-
-/** f of chunks. */
-template <class Map, int N>
-INFINI_DEVICE Chunk<typename Map::Element, N> apply(const Chunk<typename Map::Element, N> (&in)[Map::kInputs]) {
-    Chunk<typename Map::Element, N> y;
-    INFINI_UNROLL
-    for (int u = 0; u < y.kUnits; ++u) {
-        Unit<typename Map::Element> one[Map::kInputs];
-        INFINI_UNROLL
-        for (int i = 0; i < Map::kInputs; ++i) one[i] = in[i].unit[u];
-        y.unit[u] = Map::apply(one);
-    }
-    return y;
 }
 
 /** `count` of N neighbours, or one element for all; whole, if they are all there and aligned. */
@@ -227,32 +215,12 @@ private:
     uint32_t x0_, y0_;
 };
 
-INFINI_DEVICE int at_most(int n, int most) { return n < most ? n : most; }
-
 /** `count` of N elements, `step` apart; the others are 0. Lines that begin at a multiple of `alignment` bytes do so in memory. */
 template <class T, int N, bool Whole, class Ctx>
 INFINI_DEVICE Chunk<T, N> read_line(Ctx &ctx, const T *from, int64_t step, int alignment, int count) {
     if ((Whole || count == N) && step == 1 && alignment >= N * static_cast<int>(sizeof(T)))
         return load_chunk<T, N>(ctx, from);
     return load_elements<T, N>(ctx, from, step, Whole ? N : count);
-}
-
-/** N elements, 16 bytes that need not be aligned, of a line that goes on for as many less one before them and behind. */
-template <class T, int N, class Ctx>
-INFINI_DEVICE Chunk<T, N> read_inside(Ctx &ctx, const T *from) {
-    const auto before = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from) % kVectorBytes);
-    // Not made of the address as a number, in which nvcc does not see that it is one of global memory.
-    const auto *const chunk =
-        reinterpret_cast<const Word<kVectorBytes> *>(reinterpret_cast<const char *>(from) - before);
-    const auto first = bits_as<Chunk<T, N>>(ctx.template load<kVectorBytes>(chunk));
-    const auto second = bits_as<Chunk<T, N>>(ctx.template load<kVectorBytes>(chunk + 1));
-    return part_of(first, second, before);
-}
-/** N elements, `step` apart, of a line that has those from `begin` on and before `end`; the others are 0. */
-template <class T, int N, class Ctx>
-INFINI_DEVICE Chunk<T, N> read_anywhere(Ctx &ctx, const T *from, int64_t step, int begin, int end) {
-    if (step == 1 && begin <= 1 - N && end >= 2 * N - 1) return read_inside<T, N>(ctx, from);
-    return load_elements<T, N>(ctx, from, step, end, begin);
 }
 
 /** Squares of 32 by 32 units, or of 64 by 64 elements of 4 bytes. An input that is contiguous along y is read by units along y; as many
@@ -589,13 +557,16 @@ class MapPlan final : public CudaPlan {
     // Bytes are in too many lines for a unit of each at a time. Larger elements are faster that way where the other reads more.
     static constexpr bool kHasSplitAnywhere = kSize == 1 && Map::kInputs == 1;
     using SplitAnywhere = ChunkTileKernel<Map, 128, true, kHasSplitAnywhere>;
+    static constexpr bool kHasPieces = kSize <= 4;
     static constexpr int64_t kEnoughTiles = 4; // large ones for each multiprocessor, so that none is idle
 
 public:
     MapPlan(const InfiniProblem &problem, int processors)
         : layout_(plan_map(problem.operands, kOperands, kSize)), processors_(processors) {
+        if constexpr (kHasPieces) pieces_ = plan_pieces(problem.operands, kOperands, kSize, processors);
         for (int d = 0; d < kOperands; ++d) tiles_ += layout_.through[d];
-        description = layout_.tile         ? "tiles"
+        description = prefers_pieces()     ? "pieces"
+                      : layout_.tile       ? "tiles"
                       : !layout_.vectors   ? "rows of single elements"
                       : layout_.outer == 0 ? "one row of vectors"
                                            : "rows of vectors";
@@ -606,6 +577,9 @@ public:
         const auto also = [&](auto kernel, size_t shared_bytes) {
             if (status == INFINI_STATUS_SUCCESS) status = prepare<decltype(kernel)>(shared_bytes);
         };
+        if constexpr (kHasPieces) {
+            if (pieces_.worth) also(PiecesKernel<Map>{}, pieces_.shared_bytes);
+        }
         if (layout_.split()) {
             also(SplitTile{}, tiles_ * SplitTile::kTileBytes);
             if constexpr (kHasSplitAnywhere) also(SplitAnywhere{}, tiles_ * SplitAnywhere::kTileBytes);
@@ -636,6 +610,9 @@ public:
             if (layout_.along[i] != 0) vectors = std::min(vectors, own);
             if (i == 0 || layout_.through[i]) lines = std::min(lines, own);
         }
+        if constexpr (kHasPieces) {
+            if (prefers_pieces() || prefers_pieces(vectors)) return run_pieces(base, call.stream);
+        }
         if (!layout_.tile)
             return with_rows(layout_.vectors ? vectors : kSize,
                              [&](auto kernel) { return run_rows(kernel, base, call.stream); });
@@ -656,6 +633,52 @@ public:
     }
 
 private:
+    /** Whatever the addresses are, are pieces faster than rows of single elements, or tiles that are not full? On an H200 the first reach
+     *  13 to 56 % of the copy rate with elements of 1 and 2 bytes; with 4 bytes 13 to 74 % if one side of a transpose is short, else 75 to
+     *  100. The second reach 18 to 48 % if a side is short. */
+    bool prefers_pieces() const {
+        if (!pieces_.worth) return false;
+        if (!layout_.tile)
+            return !layout_.vectors && (kSize <= 2 || (pieces_.any_staged && (Map::kInputs == 1 || !pieces_.wrapped)));
+        const int side = UnitTile::kSide;
+        if (layout_.split() || !pieces_.any_staged || std::min(layout_.x, layout_.y) >= 2 * side) return false;
+        return 10 * layout_.x * layout_.y < 9 * tile_blocks(layout_, side) / layout_.rows() * side * side;
+    }
+    /** The same of rows that are contiguous, but aligned to so many bytes: single elements of 1 and 2 bytes reach 17 to 56 %, a run of
+     *  those of 2 bytes 90. */
+    bool prefers_pieces(int alignment) const {
+        return pieces_.worth && !layout_.tile && layout_.vectors && kSize <= (layout_.outer > 0 ? 2 : 1) &&
+               alignment < (Map::kAnyWidth ? 8 : kVectorBytes);
+    }
+
+    infiniStatus_t run_pieces(T *const *base, void *stream) const {
+        using Kernel = PiecesKernel<Map>;
+        const auto divide_by = [](int64_t n) { return FastDiv<uint32_t>(static_cast<uint32_t>(n)); };
+        typename Kernel::Params p{};
+        const MapLayout &layout = pieces_.layout;
+        p.x = static_cast<uint32_t>(layout.x);
+        p.y = static_cast<uint32_t>(layout.y);
+        p.width = static_cast<uint32_t>(pieces_.width);
+        p.height = static_cast<uint32_t>(pieces_.height);
+        p.wrapped = pieces_.wrapped;
+        p.tiles_x = divide_by(pieces_.tiles_x());
+        p.tiles_y = divide_by(pieces_.tiles_y());
+        p.row = divide_by(pieces_.width);
+        p.run_chunks = divide_by((pieces_.run() + 2 * Kernel::V - 2) / Kernel::V);
+        fill(p, layout, base);
+        for (int i = 0; i < kOperands; ++i) {
+            p.across[i] = layout.across[i];
+            p.how[i] = pieces_.how[i];
+            auto &staged = p.staged[i];
+            staged.lines = pieces_.lines[i];
+            staged.chunks = divide_by(blocks(std::max<int64_t>(pieces_.line[i], 1), Kernel::V));
+            staged.step = pieces_.lines[i] ? layout.along[i] : 0;
+            staged.pitch = static_cast<int32_t>(pieces_.pitch[i]);
+            staged.at = static_cast<uint32_t>(pieces_.shared_at[i]);
+        }
+        return launch<Kernel>(pieces_.tiles_x() * pieces_.tiles_y() * layout.rows(), p, stream, pieces_.shared_bytes);
+    }
+
     /** Calls `body` with the kernel for rows whose runs are aligned so. */
     template <class Body>
     infiniStatus_t with_rows(int alignment, const Body &body) const {
@@ -732,7 +755,7 @@ private:
         for (int d = 0; d < layout.outer; ++d) p.size[d] = FastDiv<uint32_t>(static_cast<uint32_t>(layout.size[d]));
         for (int i = 0; i < kOperands; ++i) {
             p.base[i] = base[i] + layout.offset[i];
-            p.along[i] = layout.along[i];
+            p.along[i] = static_cast<std::remove_reference_t<decltype(p.along[i])>>(layout.along[i]);
             for (int d = 0; d < layout.outer; ++d) p.stride[i][d] = layout.stride[i][d];
         }
     }
@@ -740,6 +763,7 @@ private:
     static int64_t blocks(int64_t n, int64_t of) { return (n + of - 1) / of; }
 
     MapLayout layout_;
+    PiecesPlan pieces_;
     int processors_;
     size_t tiles_ = 0; // inputs that go through shared memory
 };

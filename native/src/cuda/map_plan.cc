@@ -64,16 +64,13 @@ Sides sides_of_tiles(const InfiniOperand *operands, int n_operands, int element_
     return {};
 }
 
-} // namespace
-
-MapLayout plan_map(const InfiniOperand *operands, int n_operands, int element_size) {
+/** The layout of rows along the last dimension, or of tiles, with those sides. */
+MapLayout lay_out(const InfiniOperand *operands, int n_operands, int element_size, const Sides &sides, bool tile) {
     MapLayout plan;
     plan.n_operands = n_operands;
+    plan.tile = tile;
     const InfiniOperand &out = operands[0];
     const int last = out.ndim - 1;
-    Sides sides = sides_of_tiles(operands, n_operands, element_size);
-    plan.tile = sides.x >= 0;
-    sides.x = last;
     plan.x = size_of(out, last);
     plan.y = size_of(out, sides.y);
     plan.far_x = size_of(out, sides.far_x);
@@ -101,6 +98,117 @@ MapLayout plan_map(const InfiniOperand *operands, int n_operands, int element_si
         if (plan.tile) step(plan.through[i] ? plan.far_along[i] : plan.far_across[i]);
         plan.step_alignment[i] = static_cast<int>(steps & (~steps + 1));
     }
+    return plan;
+}
+
+} // namespace
+
+MapLayout plan_map(const InfiniOperand *operands, int n_operands, int element_size) {
+    Sides sides = sides_of_tiles(operands, n_operands, element_size);
+    const bool tile = sides.x >= 0;
+    sides.x = operands[0].ndim - 1;
+    return lay_out(operands, n_operands, element_size, sides, tile);
+}
+
+namespace {
+
+constexpr int64_t kPieceBytes = 16 << 10, kLeastPieceBytes = 2 << 10; // of the output, for a block
+constexpr int kPiecesEach = 4;                                        // of a multiprocessor, so that none is idle
+constexpr int64_t kLeastRunBytes = 64;
+constexpr int64_t kShortSideBytes = 128; // up to which all of y is in a piece
+constexpr int64_t kSparse = 3;           // times as much may be staged as is needed
+constexpr int64_t kLeastLineBytes = 32;  // of lines that are staged
+constexpr size_t kMostStagedBytes = 48 << 10;
+constexpr int64_t kMostSteps = 1 << 30; // elements from end to end of a piece
+
+/** The second dimension of pieces; -1: none. */
+int second_dim(const InfiniOperand *operands, int n_operands) {
+    const InfiniOperand &out = operands[0];
+    const int last = out.ndim - 1;
+    for (int i = 1; i < n_operands; ++i)
+        for (int d = 0; d < last; ++d)
+            if (operands[i].stride[d] == 1 && std::abs(operands[i].stride[last]) > 1) return d;
+    for (int d = 0; d < last; ++d)
+        if (out.stride[d] == out.shape[last]) return d;
+    return last - 1;
+}
+
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+/** How a piece gets at an input. */
+void plan_input(PiecesPlan *plan, int i, int element_size) {
+    const MapLayout &layout = plan->layout;
+    const int64_t along = layout.along[i], across = layout.across[i], chunk = kVectorBytes / element_size;
+    if (along == 1 && (!plan->wrapped || across == layout.x)) plan->how[i] = Access::kRun;
+    if (along == 0 && !plan->wrapped) plan->how[i] = Access::kConstant;
+    if (std::abs(along) <= 1) return;
+    const int64_t dense = along > 0 && across >= 0 ? (plan->width - 1) * along + (plan->height - 1) * across + 1 : -1;
+    int64_t staged = -1;
+    if (dense > 0 && dense <= kSparse * plan->width * plan->height) {
+        plan->line[i] = dense;
+        plan->pitch[i] = 0;
+        staged = round_up(dense, chunk);
+    } else if (across == 1 && plan->height * element_size >= kLeastLineBytes) {
+        plan->lines[i] = true;
+        plan->line[i] = plan->height;
+        plan->pitch[i] = round_up(plan->height, chunk);
+        staged = plan->width * plan->pitch[i];
+    }
+    if (staged < 0) return;
+    const size_t bytes = static_cast<size_t>(
+        round_up((staged + staged / (128 / element_size) * (4 / element_size)) * element_size, kVectorBytes));
+    if (plan->shared_bytes + bytes > kMostStagedBytes) return;
+    plan->how[i] = Access::kStaged;
+    plan->any_staged = true;
+    plan->shared_at[i] = plan->shared_bytes;
+    plan->shared_bytes += bytes;
+}
+
+PiecesPlan pieces_of(const MapLayout &layout, int n_operands, int element_size, int64_t piece_bytes) {
+    PiecesPlan plan;
+    plan.layout = layout;
+    const int64_t elements = piece_bytes / element_size;
+    bool turned = false; // some input is contiguous along y
+    for (int i = 1; i < n_operands; ++i) turned = turned || (layout.across[i] == 1 && std::abs(layout.along[i]) > 1);
+    plan.wrapped = layout.y > 1 && layout.across[0] == layout.x && layout.x <= elements / 4;
+    if (plan.wrapped) {
+        plan.width = layout.x;
+        plan.height = std::min(layout.y, elements / layout.x);
+    } else if (turned) {
+        plan.height = std::min(layout.y, kShortSideBytes / element_size);
+        plan.width = std::min(layout.x, round_up(elements / plan.height, kVectorBytes));
+    } else {
+        plan.width = std::min(layout.x, elements);
+        plan.height = std::min(layout.y, elements / plan.width);
+    }
+    for (int i = 1; i < n_operands; ++i) plan_input(&plan, i, element_size);
+    return plan;
+}
+
+} // namespace
+
+PiecesPlan plan_pieces(const InfiniOperand *operands, int n_operands, int element_size, int processors) {
+    const InfiniOperand &out = operands[0];
+    const int last = out.ndim - 1;
+    if (last < 0 || out.stride[last] != 1 || element_size > 4) return {};
+    Sides sides;
+    sides.x = last;
+    sides.y = second_dim(operands, n_operands);
+    const MapLayout layout = lay_out(operands, n_operands, element_size, sides, false);
+    if (layout.x > kMostElements || layout.y > kMostElements) return {};
+    PiecesPlan plan;
+    int64_t blocks = 0;
+    for (int64_t bytes = kPieceBytes; bytes >= kLeastPieceBytes && blocks < kPiecesEach * processors; bytes /= 2) {
+        plan = pieces_of(layout, n_operands, element_size, bytes);
+        __extension__ typedef __int128 Wide;
+        const Wide all = static_cast<Wide>(plan.tiles_x()) * plan.tiles_y() * layout.rows();
+        if (all > kMaxBlocks) return {};
+        blocks = static_cast<int64_t>(all);
+    }
+    plan.worth = plan.run() * element_size >= kLeastRunBytes;
+    for (int i = 0; i < n_operands; ++i)
+        plan.worth = plan.worth && std::abs(layout.along[i]) < kMostSteps / plan.width &&
+                     std::abs(layout.across[i]) < kMostSteps / plan.height;
     return plan;
 }
 

@@ -4,6 +4,12 @@
 
 #include "infini_backend.h"
 
+#ifdef __CUDACC__
+#define INFINI_PLAN_DEVICE __host__ __device__
+#else
+#define INFINI_PLAN_DEVICE
+#endif
+
 namespace infini::cuda {
 
 constexpr int kMapOperands = 3; // the output first
@@ -51,6 +57,45 @@ int64_t tile_blocks(const MapLayout &layout, int side, int reach = 0);
 
 /** Plans operands that are reduced as an InfiniProblem's are. */
 MapLayout plan_map(const InfiniOperand *operands, int n_operands, int element_size);
+
+/** How a piece's elements of an operand are read. */
+enum class Access : uint8_t {
+    kElements, // one by one
+    kRun,      // contiguous where the output's are
+    kConstant, // one for each run
+    kStaged    // from shared memory
+};
+
+/** Where an element of a size is in shared memory that 128 bytes at a time are followed there by 4 of none: so lanes meet in few banks,
+ *  whatever their steps are. */
+template <int kSize>
+constexpr INFINI_PLAN_DEVICE uint32_t place_in_pieces(uint32_t e) {
+    return e + e / (128 / kSize) * (4 / kSize);
+}
+
+/** An output that is contiguous along x, in pieces of `width` by `height` elements of x and y that a block makes. Where rows follow each
+ *  other in the output (`wrapped`), a piece is one run of it, else each row is. An input may be staged in shared memory: as it is in
+ *  memory, if the piece is dense there, or by lines along y, if these are contiguous. */
+struct PiecesPlan {
+    bool worth = false; // else it is not to be used
+    bool wrapped = false, any_staged = false;
+    MapLayout layout; // x, y, and the other dimensions
+    int64_t width = 1, height = 1;
+    Access how[kMapOperands] = {};
+    bool lines[kMapOperands] = {};       // of a staged input: by lines
+    int64_t line[kMapOperands] = {};     // elements of each line, or of all of it
+    int64_t pitch[kMapOperands] = {};    // from line to line in shared memory
+    size_t shared_at[kMapOperands] = {}; // in bytes
+    size_t shared_bytes = 0;
+
+    int64_t tiles_x() const { return (layout.x + width - 1) / width; }
+    int64_t tiles_y() const { return (layout.y + height - 1) / height; }
+    /** The longest run of a piece. */
+    int64_t run() const { return wrapped ? width * height : width; }
+};
+
+/** Plans pieces of elements of at most 4 bytes, enough of them for so many multiprocessors if there can be. */
+PiecesPlan plan_pieces(const InfiniOperand *operands, int n_operands, int element_size, int processors);
 
 /** What a launch of rows may count, so that 32 bits are enough with some to spare. */
 constexpr int64_t kMostElements = (int64_t{1} << 31) - (1 << 16);
