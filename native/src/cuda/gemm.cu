@@ -187,6 +187,7 @@ const GemmKernel &choose(const TileSizes &sizes, const GemmPlan &plan, int proce
 
 constexpr int64_t kGemvRows = 4;
 constexpr int64_t kLongestSum = int64_t{1} << 30; // of which 32 bits can count some more
+constexpr int64_t kLeastMatrix = 4096;            // bytes of B that are worth a block, where there are many
 constexpr int64_t kShortColumn = 1024;            // bytes along K: up to here eight threads take 8 chunks each
 
 template <class T, int Rows>
@@ -203,6 +204,9 @@ infiniStatus_t plan_gemv(const InfiniProblem &problem, std::unique_ptr<CudaPlan>
         auto made = std::make_unique<GemmPlan>(problem, exchange);
         const GemmParams &p = made->params;
         if (p.m > kGemvRows || p.k > kLongestSum || (p.b.k != 1 && p.b.w != 1)) continue;
+        const int64_t size = kDtypes[problem.operands[kC].dtype].size;
+        if (made->batch > 1 && p.k * p.n * size < kLeastMatrix) continue;
+        if (size >= 4 && p.m > 1 && p.a.k != 1) continue; // its rows would be read by elements
         made->description = p.b.by_k ? "gemv, B read along k" : "gemv, B read along n";
         if (exchange) made->description = p.b.by_k ? "gemv, A read along k" : "gemv, A read along m";
         const GemmKernel kernel = by_element(problem.operands[kC].dtype, [&](auto element) {
