@@ -126,7 +126,8 @@ class Table:
                    "a transposed": self._transposed, "in place": self._in_place}  # fmt: skip
         for layout, make in layouts.items():
             for dtype in (torch.float32, torch.float16):
-                for n in (1000, 8000, *((8191,) if make == self._transposed else ())):
+                odd = {self._transposed: (8191,), self._by_row: (8001,)}.get(make, ())
+                for n in (1000, 8000, *odd):
                     shape = self.size(n, n)
                     yield self._pair("add", dtype, f"{shape[0]}x{shape[1]}, {layout}", shape, make)
 
@@ -167,7 +168,7 @@ class Table:
 
     def _norms(self) -> Iterator[Row]:
         for dtype in (torch.float32, *HALVES):
-            for shape in ((128, 4096), (4096, 4096), (16384, 8192)):
+            for shape in ((128, 4096), (4096, 4096), (8192, 5121), (16384, 8192)):
                 shape = self.size(*shape)
                 yield row(
                     *("add_rms_norm", dtype, f"{shape[0]}x{shape[1]}", partial(self._norm, shape, dtype)),
@@ -191,6 +192,10 @@ class Table:
         for dtype in sizes:
             for n in (4096, 8192, 8191):
                 yield self._permuted(dtype, self.size(n, n), (1, 0), 0.85)
+        for dtype in (torch.uint8, torch.float16, torch.float32):  # images, there and back
+            yield self._permuted(dtype, self.size(64, 224, 224, 3), (0, 3, 1, 2), 0.0)
+            yield self._permuted(dtype, self.size(64, 3, 224, 224), (0, 2, 3, 1), 0.0)
+            yield self._permuted(dtype, self.size(320, 512, 7, 7), (0, 2, 3, 1), 0.0)
         for dtype in (torch.float16, torch.float32):
             yield self._permuted(dtype, self.size(32, 128, 32, 128), (0, 2, 1, 3), 0.0)
             yield self._permuted(dtype, self.size(16, 12, 50, 50, 14, 18), (5, 4, 3, 2, 1, 0), 0.0)
@@ -226,8 +231,9 @@ class Table:
             for m in (1, 2, 3, 4):
                 for transposed in (False, True):
                     yield self._gemm(dtype, (m, 4096, 11008), transposed=transposed)
+            yield self._gemm(dtype, (1, 4096, 4096))
         for dtype in (*HALVES, torch.float32):
-            for batched in ((64, 128, 64, 128), (32, 512, 512, 512)):
+            for batched in ((64, 128, 64, 128), (32, 512, 512, 512), (100_000, 4, 4, 4)):
                 yield self._gemm(dtype, batched)
 
     def _gemm(self, dtype: torch.dtype, sizes: tuple[int, ...], transposed: bool = False) -> Row:
