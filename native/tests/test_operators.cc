@@ -354,6 +354,14 @@ bool run_elementwise(Elementwise op, Operand &c, Operand &a, Operand &b) {
     return ok(destroy(desc)) && done && c.fetch();
 }
 
+void test_sum_of(Operand &c, Operand &a, Operand &b) {
+    std::vector<double> wanted = a.fill(9).values();
+    const std::vector<double> other = b.fill(9).values();
+    for (size_t i = 0; i < wanted.size(); ++i) wanted[i] += other[i];
+    const std::vector<unsigned char> after = c.memory_with(wanted);
+    CHECK(run_elementwise(kAdd, c, a, b) && c.memory == after);
+}
+
 void test_elementwise() {
     constexpr infiniDtype_t kDtypes[] = {INFINI_DTYPE_F16, INFINI_DTYPE_BF16, INFINI_DTYPE_F32, INFINI_DTYPE_F64,
                                          INFINI_DTYPE_I8,  INFINI_DTYPE_I64,  INFINI_DTYPE_U16};
@@ -500,12 +508,7 @@ void test_transposes() {
             for (Layout layout_b : kInputs) {
                 if (skipped()) continue;
                 Operand c(dtype, shape, kCompact), a(dtype, shape, kTransposed), b(dtype, shape, layout_b);
-                a.fill(9), b.fill(9);
-                std::vector<double> sums = a.values();
-                const std::vector<double> others = b.values();
-                for (size_t i = 0; i < sums.size(); ++i) sums[i] += others[i];
-                const std::vector<unsigned char> after = c.memory_with(sums);
-                CHECK(run_elementwise(kAdd, c, a, b) && c.memory == after);
+                test_sum_of(c, a, b);
             }
 }
 
@@ -525,12 +528,7 @@ void test_pieces() {
                     if (skipped()) continue;
                     Operand c(dtype, shape, pick(0, 1) == 0 ? kCompact : kPadded, step * pick(0, 3));
                     Operand a(dtype, shape, layout_a, step * pick(0, 3)), b(dtype, shape, layout_b, step * pick(0, 3));
-                    a.fill(9), b.fill(9);
-                    std::vector<double> sums = a.values();
-                    const std::vector<double> others = b.values();
-                    for (size_t i = 0; i < sums.size(); ++i) sums[i] += others[i];
-                    const std::vector<unsigned char> after = c.memory_with(sums);
-                    CHECK(run_elementwise(kAdd, c, a, b) && c.memory == after);
+                    test_sum_of(c, a, b);
                 }
             }
 }
