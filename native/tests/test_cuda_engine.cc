@@ -312,13 +312,11 @@ PiecesPlan test_pieces(const InfiniOperand *operands, int n, int size) {
                 CHECK(along > 0 && across >= 0);
             }
             CHECK(last < places);
-            const auto place = [&](int64_t e) {
-                const auto at = static_cast<uint32_t>(e);
-                return size == 1 ? place_in_pieces<1>(at) : size == 2 ? place_in_pieces<2>(at) : place_in_pieces<4>(at);
-            };
             const int64_t chunk = kVectorBytes / size,
                           whole = (places + chunk - 1) / chunk * chunk; // chunks are written
-            staged = plan.shared_at[o] + (place(whole - 1) + 1) * static_cast<size_t>(size);
+            staged = plan.shared_at[o] +
+                     (place_in_pieces(static_cast<uint32_t>(whole - 1), static_cast<uint32_t>(size)) + size_t{1}) *
+                         static_cast<size_t>(size);
             CHECK(staged <= plan.shared_bytes);
         }
         }

@@ -51,19 +51,22 @@ struct RowTeam {
         for (int warp = 1; warp < kWarps; ++warp) total += partial[warp];
         return total;
     }
+    /** Where the operands of the team's row begin; false, of all threads of a warp, if there is no such row. */
+    template <class T, class W, class Ctx>
+    static INFINI_DEVICE bool find_row(Ctx &ctx, const NormParams<T, W> &p, T *(&at)[kOperands]) {
+        const int64_t row = static_cast<int64_t>(ctx.block()) * kRowsPerBlock + ctx.thread() / kRowThreads;
+        if (row >= p.rows) return false;
+        INFINI_UNROLL
+        for (int i = 0; i < kOperands; ++i) at[i] = p.base[i];
+        add_row(static_cast<uint64_t>(row), p.outer, p.size, p.stride, at);
+        return true;
+    }
+
     template <class A>
     static constexpr size_t shared_bytes() {
         return kWarps == 1 ? 0 : kWarps * sizeof(A);
     }
 };
-
-/** Where a row's operands begin. */
-template <class T, class W>
-INFINI_DEVICE void find_row(const NormParams<T, W> &p, int64_t row, T *(&at)[kOperands]) {
-    INFINI_UNROLL
-    for (int i = 0; i < kOperands; ++i) at[i] = p.base[i];
-    add_row(static_cast<uint64_t>(row), p.outer, p.size, p.stride, at);
-}
 
 /** V elements, in loads of at most 16 bytes. */
 template <int V, class T, class Ctx>
@@ -134,10 +137,8 @@ struct KeptRow {
 
     template <class Ctx>
     static INFINI_DEVICE void run(Ctx &ctx, const Params &p) {
-        const int64_t row = static_cast<int64_t>(ctx.block()) * kRowsPerBlock + ctx.thread() / kRowThreads;
-        if (row >= p.rows) return; // a whole warp, where a block has several rows
         T *at[kOperands];
-        find_row(p, row, at);
+        if (!Team::find_row(ctx, p, at)) return;
         const int thread = ctx.thread() % kRowThreads;
         Chunk<T, V> residual[kVectors] = {}, b[kVectors] = {};
         Chunk<W, V> weight[kVectors];
@@ -178,10 +179,8 @@ struct ReadRow {
 
     template <class Ctx>
     static INFINI_DEVICE void run(Ctx &ctx, const Params &p) {
-        const int64_t row = static_cast<int64_t>(ctx.block()) * kRowsPerBlock + ctx.thread() / kRowThreads;
-        if (row >= p.rows) return;
         T *at[kOperands];
-        find_row(p, row, at);
+        if (!Team::find_row(ctx, p, at)) return;
         const int64_t first = static_cast<int64_t>(ctx.thread() % kRowThreads) * V, step = int64_t{kRowThreads} * V;
         Acc<T> sum = 0;
         for (int64_t start = first; start < p.row_length; start += step)
@@ -206,10 +205,8 @@ struct AnywhereRow {
 
     template <class Ctx>
     static INFINI_DEVICE void run(Ctx &ctx, const Params &p) {
-        const int64_t row = static_cast<int64_t>(ctx.block()) * kRowsPerBlock + ctx.thread() / kRowThreads;
-        if (row >= p.rows) return;
         T *at[kOperands];
-        find_row(p, row, at);
+        if (!Team::find_row(ctx, p, at)) return;
         const int64_t first = int64_t{ctx.thread() % kRowThreads} * V - past_aligned(at[kY]),
                       step = int64_t{kRowThreads} * V;
         const auto input = [&](int i, int64_t start) {
@@ -227,11 +224,6 @@ struct AnywhereRow {
     }
 
 private:
-    template <class E>
-    static INFINI_DEVICE int past_aligned(const E *p) {
-        return static_cast<int>(static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p)) % kVectorBytes / sizeof(E));
-    }
-
     /** N elements of a line of so many from `start` on, and 0 for those that it does not have; beside: what is next to them may be read. */
     template <int N, class E, class Ctx>
     static INFINI_DEVICE Chunk<E, N> part(Ctx &ctx, const E *line, int64_t start, int64_t length, bool beside) {

@@ -7,6 +7,12 @@ namespace infini::cuda {
 
 INFINI_DEVICE int at_most(int n, int most) { return n < most ? n : most; }
 
+/** Elements from the last multiple of 16 bytes on. */
+template <class T>
+INFINI_DEVICE int past_aligned(const T *p) {
+    return static_cast<int>(static_cast<uint32_t>(reinterpret_cast<uintptr_t>(p)) % kVectorBytes / sizeof(T));
+}
+
 /** f of chunks. */
 template <class Map, int N>
 INFINI_DEVICE Chunk<typename Map::Element, N> apply(const Chunk<typename Map::Element, N> (&in)[Map::kInputs]) {
@@ -40,16 +46,12 @@ INFINI_DEVICE Chunk<T, N> read_anywhere(Ctx &ctx, const T *from, int64_t step, i
     return load_elements<T, N>(ctx, from, step, end, begin);
 }
 
-/** Of N elements side by side, 16 bytes or fewer, those from `begin` on and before `end`, where a line begins and ends; the others are 0.
+/** Of N elements side by side, 16 bytes, those from `begin` on and before `end`, where a line begins and ends; the others are 0.
  *  `beside`: nobody writes what is next to them. */
 template <class T, int N, class Ctx>
 INFINI_DEVICE Chunk<T, N> read_part(Ctx &ctx, const T *from, int begin, int end, bool beside = true) {
-    constexpr int kBytes = N * static_cast<int>(sizeof(T));
-    if (begin <= 0 && end >= N && static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from)) % kBytes == 0)
-        return load_chunk<T, N>(ctx, from);
-    if constexpr (kBytes == kVectorBytes) {
-        if (beside && begin <= 1 - N && end >= 2 * N - 1) return read_inside<T, N>(ctx, from);
-    }
+    if (begin <= 0 && end >= N && past_aligned(from) == 0) return load_chunk<T, N>(ctx, from);
+    if (beside && begin <= 1 - N && end >= 2 * N - 1) return read_inside<T, N>(ctx, from);
     return load_elements<T, N>(ctx, from, 1, end, begin);
 }
 

@@ -154,9 +154,10 @@ void plan_input(PiecesPlan *plan, int i, int element_size) {
         plan->pitch[i] = round_up(plan->height, chunk);
         staged = plan->width * plan->pitch[i];
     }
-    if (staged < 0) return;
-    const size_t bytes = static_cast<size_t>(
-        round_up((staged + staged / (128 / element_size) * (4 / element_size)) * element_size, kVectorBytes));
+    if (staged < 0 || staged > static_cast<int64_t>(kMostStagedBytes)) return;
+    const auto size = static_cast<uint32_t>(element_size);
+    const auto bytes = static_cast<size_t>(
+        round_up(int64_t{place_in_pieces(static_cast<uint32_t>(staged), size)} * element_size, kVectorBytes));
     if (plan->shared_bytes + bytes > kMostStagedBytes) return;
     plan->how[i] = Access::kStaged;
     plan->any_staged = true;

@@ -68,9 +68,8 @@ enum class Access : uint8_t {
 
 /** Where an element of a size is in shared memory that 128 bytes at a time are followed there by 4 of none: so lanes meet in few banks,
  *  whatever their steps are. */
-template <int kSize>
-constexpr INFINI_PLAN_DEVICE uint32_t place_in_pieces(uint32_t e) {
-    return e + e / (128 / kSize) * (4 / kSize);
+constexpr INFINI_PLAN_DEVICE uint32_t place_in_pieces(uint32_t e, uint32_t size) {
+    return e + e / (128 / size) * (4 / size);
 }
 
 /** An output that is contiguous along x, in pieces of `width` by `height` elements of x and y that a block makes. Where rows follow each

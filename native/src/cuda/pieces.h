@@ -68,9 +68,7 @@ struct PiecesKernel {
         for (uint32_t c = static_cast<uint32_t>(ctx.thread()); c < chunks; c += kThreads) {
             const uint32_t run = p.run_chunks.divide(c);
             T *const out = piece.base[0] + run * p.across[0];
-            const int moved =
-                static_cast<int>(static_cast<uint32_t>(reinterpret_cast<uintptr_t>(out)) % kVectorBytes) / kSize;
-            const int at = static_cast<int>(c - run * p.run_chunks.divisor) * V - moved;
+            const int at = static_cast<int>(c - run * p.run_chunks.divisor) * V - past_aligned(out);
             if (at >= length) continue;
             if (at >= 0 && at + V <= length)
                 chunk<true>(ctx, p, piece, out, static_cast<int>(run), at, length);
@@ -90,8 +88,7 @@ private:
 
     static INFINI_DEVICE int few(int64_t n) { return n < (1 << 30) ? static_cast<int>(n) : 1 << 30; }
 
-    /** 128 bytes of shared memory are followed by 4 of none: so lanes meet in few banks, whatever their steps are. */
-    static INFINI_DEVICE uint32_t place(int e) { return place_in_pieces<kSize>(static_cast<uint32_t>(e)); }
+    static INFINI_DEVICE uint32_t place(int e) { return place_in_pieces(static_cast<uint32_t>(e), kSize); }
     template <class Ctx>
     static INFINI_DEVICE T *shared_of(Ctx &ctx, const Params &p, int operand) {
         return reinterpret_cast<T *>(ctx.template shared<unsigned char>() + p.staged[operand].at);
@@ -132,10 +129,11 @@ private:
             const T *const base = piece.base[i];
             const int32_t along = p.along[i], across = static_cast<int32_t>(p.across[i]);
             const Access how = p.how[i];
-            if (how == Access::kRun) {                               // goes on beyond the piece
-                const T *const from = base + run * p.across[i] + at; // run 0, if the piece is one
+            if (how == Access::kRun) {
+                // Run 0, if the piece is one; it goes on beyond the piece, where others may write meanwhile.
+                const T *const from = base + run * p.across[i] + at;
                 in[i - 1] = Whole ? read_part<T, V>(ctx, from, -piece.before - at, piece.behind - at)
-                                  : load_elements<T, V>(ctx, from, 1, end, begin); // others may be written meanwhile
+                                  : load_elements<T, V>(ctx, from, 1, end, begin);
             } else if (how == Access::kConstant) {
                 in[i - 1] = repeat<T, V>(load<T, 1>(ctx, base + run * p.across[i]).at[0]);
             } else if (how == Access::kStaged) {
