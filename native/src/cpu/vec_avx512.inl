@@ -46,6 +46,14 @@ INFINI_INLINE VF load(const bf16 *p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
 INFINI_INLINE void store(bf16 *p, VF x) { // to_bf16 in sixteen lanes
+#if defined(__AVX512BF16__)
+    // The instruction takes and gives 0 for subnormal numbers. They are looked for only where the result has a lane of 0.
+    constexpr int kSubnormal = 0x20;
+    const auto converted = (__m256i)_mm512_cvtneps_pbh(x.v);
+    if (__builtin_expect(_mm256_testn_epi16_mask(converted, _mm256_set1_epi16(0x7f80)) == 0, 1) ||
+        _mm512_fpclass_ps_mask(x.v, kSubnormal) == 0)
+        return _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), converted);
+#endif
     const __m512i u = _mm512_castps_si512(x.v);
     const __m512i high = _mm512_srli_epi32(u, 16);
     const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
