@@ -154,6 +154,20 @@ void gemm_store(void *c_, int64_t row_stride, int64_t col_stride, const void *su
     }
 }
 
+template <class T>
+int gemm_least(const void *a, int64_t row_stride, int64_t m, int64_t k) {
+    using U = Units<T>;
+    constexpr int64_t kBlock = int64_t{U::Sums::N} * U::kDepth;
+    typename U::Least least;
+    for (int64_t i = 0; i < m; ++i) {
+        const T *const row = static_cast<const T *>(a) + i * row_stride;
+        int64_t l = 0;
+        for (; l + kBlock <= k; l += kBlock) U::along_k(row + l, kBlock, least);
+        if (l < k) U::along_k(row + l, k - l, least);
+    }
+    return least.exponent();
+}
+
 template <class T, int Exactness, int R>
 constexpr void fill_multiply(GemmKernel &kernel) {
     kernel.multiply[Exactness][R] = gemm_multiply<typename Units<T>::Unit, Exactness, R>;
@@ -220,9 +234,11 @@ constexpr GemmKernel gemm_kernel() {
                       {},
                       {},
                       {},
+                      nullptr,
                       gemm_store<T>};
     fill_products<T, kFast>(kernel);
     if constexpr (U::kFlush) {
+        kernel.least = gemm_least<T>;
         fill_products<T, kExact>(kernel);
     } else {
         for (int r = 0; r <= kGemmMaxRows; ++r) {
@@ -233,3 +249,25 @@ constexpr GemmKernel gemm_kernel() {
     }
     return kernel;
 }
+
+#if defined(__AVX512BF16__)
+template <int Exactness, int R>
+constexpr void fill_pairs(GemmKernel &kernel) {
+    kernel.rows[kFast][R] = gemm_rows<pair, Exactness, R>;
+    if constexpr (R > 1) fill_pairs<Exactness, R - 1>(kernel);
+}
+
+template <int Exactness>
+constexpr GemmKernel gemm_pairs_kernel() {
+    GemmKernel kernel{};
+    kernel.mr = kGemmRows;
+    kernel.nr = 2 * VP::N;
+    kernel.in_place_rows = kInPlaceMaxRows;
+    kernel.acc_size = sizeof(pair);
+    kernel.unit_k = 1;
+    kernel.has_small_l2 = kSmallL2;
+    kernel.store = gemm_store<bf16>;
+    fill_pairs<Exactness, kInPlaceMaxRows>(kernel);
+    return kernel;
+}
+#endif

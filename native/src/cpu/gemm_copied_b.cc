@@ -1,6 +1,7 @@
 /* gemm with a copy of B: a small one whose rows are not contiguous is copied in strips of columns, each of which is multiplied in place,
  * by rows (gemm_in_place.cc): that needs no packed A. Contiguous columns are transposed, for many rows of A; fewer are multiplied as
- * they are. Each thread copies what it multiplies, since lines that one core has written come slowly to another. */
+ * they are. Where elements are multiplied in pairs (GemmKernel), the copy is of pairs, whatever B is like: A's lie in memory. Each thread
+ * copies what it multiplies, since lines that one core has written come slowly to another. */
 #include <cstdlib>
 
 #include "cpu/gemm_way.h"
@@ -18,54 +19,63 @@ constexpr int64_t kTaskRows = 96;  // of A, at least, where rows are shared out:
 struct CopiedB final : Way {
     int64_t task_m, task_n;         // of C: a task
     int64_t parts, strips;          // tasks: by rows, by columns
-    int64_t ld, bytes_b, bytes_way; // a thread: elements from row to row of the copy; it, and what its products need
-    std::unique_ptr<const Way> ways[2][2]; // by whether a task has fewer rows, and fewer columns; null where none has
+    int64_t ld, bytes_b, bytes_way; // a thread: units from row to row of the copy; it, and what its products need
+    /** By exactness, and by whether a task has fewer rows, and fewer columns; null where none has. */
+    std::unique_ptr<const Way> ways[2][2][2];
 
     bool applies = true; // is the copy small enough for these?
 
     CopiedB(const Gemm &gemm, int threads) : Way(gemm), bytes_way(0) {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
-        const int64_t fits = std::max(second_level_cache() / kStrips / size / k / nr * nr, kStripCols);
+        const int64_t fits =
+            std::max(second_level_cache() / kStrips / kernel.acc_size / units(k) / nr * nr, kStripCols);
         // In whole vectors: so narrow strips may differ by a third if they are whole tiles.
         task_n = round_up(ceil_div(n, std::max(ceil_div(n, fits), std::min<int64_t>(threads, n / kStripCols))), nr / 2);
         strips = ceil_div(n, task_n);
         const int64_t wanted = threads == 1 ? 1 : ceil_div(threads * kEach, strips);
         task_m = round_up(ceil_div(m, std::min(wanted, ceil_div(m, kTaskRows))), kernel.in_place_rows);
         parts = ceil_div(m, task_m);
-        ld = odd_lines(std::min(n, task_n), size);
-        bytes_b = acc_bytes(k * ld);
+        ld = odd_lines(std::min(n, task_n), kernel.acc_size);
+        bytes_b = acc_bytes(units(k) * ld);
         for (const bool fewer_rows : {false, true})
             for (const bool fewer_cols : {false, true}) {
                 const int64_t rows = fewer_rows ? m - (parts - 1) * task_m : std::min(m, task_m),
                               cols = fewer_cols ? n - (strips - 1) * task_n : std::min(n, task_n);
                 if ((fewer_rows && rows >= std::min(m, task_m)) || (fewer_cols && cols >= std::min(n, task_n)))
                     continue;
-                Gemm part = gemm;
-                part.b = {0, ld, 1};
-                part.set_size(rows, cols);
-                auto &way = ways[fewer_rows][fewer_cols];
-                way = in_place(part, 1);
-                applies = applies && way != nullptr;
-                if (way != nullptr) bytes_way = std::max(bytes_way, way->workspace(1));
+                for (int exactness = kFast; exactness < (has_pairs() ? 2 : 1); ++exactness) {
+                    Gemm part = has_pairs() ? gemm.of_pairs(ld, exactness) : gemm;
+                    part.b = {0, ld, 1};
+                    part.set_size(rows, cols);
+                    auto &way = ways[exactness][fewer_rows][fewer_cols];
+                    way = in_place(part, 1);
+                    applies = applies && way != nullptr;
+                    if (way != nullptr) bytes_way = std::max(bytes_way, way->workspace(1));
+                }
             }
     }
     int sharers(int threads) const { return static_cast<int>(std::min<int64_t>(threads, parts * strips)); }
     int64_t workspace(int threads) const override { return (bytes_b + bytes_way) * sharers(threads); }
     std::string describe() const override {
-        return std::string(b.row == 1 ? "B transposed, " : "B copied, ") + text(parts) + " x " + text(strips) +
-               " tasks " + ways[0][0]->describe();
+        return std::string(has_pairs()  ? "B copied in pairs, "
+                           : b.row == 1 ? "B transposed, "
+                                        : "B copied, ") +
+               text(parts) + " x " + text(strips) + " tasks " + ways[kFast][0][0]->describe();
     }
 
-    void copy_strip(char *copy, const char *from, int64_t cols) const {
-        if (b.row == 1)
-            return kernels().transpose[log2_of(size)](copy, {ld, nullptr}, from, {b.col, nullptr}, k, cols, false);
+    /** Returns the least exponent, if anybody needs it. */
+    int copy_strip(char *copy, const char *from, int64_t cols) const {
+        if (has_pairs()) return kernel.pack(copy, 0, from, b.col, b.row, cols, ld, k);
         // By rows or by columns, whichever reads what is nearer.
         const CopyRow copy_row = kernels().copy[log2_of(size)];
-        if (std::abs(b.col) <= std::abs(b.row))
+        if (b.row == 1)
+            kernels().transpose[log2_of(size)](copy, {ld, nullptr}, from, {b.col, nullptr}, k, cols, false);
+        else if (std::abs(b.col) <= std::abs(b.row))
             for (int64_t i = 0; i < k; ++i)
                 copy_row(copy + i * ld * size, 1, from + i * b.row * size, b.col, cols, false);
         else
             for (int64_t j = 0; j < cols; ++j) copy_row(copy + j * size, ld, from + j * b.col * size, b.row, k, false);
+        return kLeastOfNothing;
     }
 
     void run(const Run &r) const override {
@@ -74,19 +84,22 @@ struct CopiedB final : Way {
         parallel_for(threads, threads, [&](int64_t, int slot) {
             char *const copy = r.workspace + slot * (bytes_b + bytes_way);
             int64_t copied = -1; // which strip
+            int least_b = kLeastOfNothing;
             shares.work(slot, [&](int64_t t) {
                 const int64_t strip = t / parts, i0 = t % parts * task_m, j0 = strip * task_n;
                 const int64_t rows = std::min(task_m, m - i0), cols = std::min(task_n, n - j0);
-                if (strip != copied) copy_strip(copy, at_b(r.b, 0, j0), cols);
+                if (strip != copied) least_b = copy_strip(copy, at_b(r.b, 0, j0), cols);
                 copied = strip;
                 Run part = r;
                 part.c = at_c(r.c, i0, j0);
                 part.a = at_a(r.a, i0, 0);
                 part.b = copy;
-                part.d = r.d + (i0 * d.row + j0 * d.col) * size;
+                part.d = r.d + (i0 * d.row + j0 * d.col) * c_size;
                 part.workspace = copy + bytes_b;
                 part.threads = 1;
-                ways[rows < std::min(m, task_m)][cols < std::min(n, task_n)]->run(part);
+                const int least_a = has_pairs() ? kernel.least(part.a, a.row, rows, k) : kLeastOfNothing;
+                const int exactness = may_flush(least_a, least_b) ? kExact : kFast;
+                ways[exactness][rows < std::min(m, task_m)][cols < std::min(n, task_n)]->run(part);
             });
         });
     }
@@ -95,7 +108,7 @@ struct CopiedB final : Way {
 } // namespace
 
 std::unique_ptr<const Way> copied_b(const Gemm &gemm, int threads) {
-    if (!gemm.may_copy_b()) return nullptr;
+    if (!gemm.may_copy_b() && !gemm.may_copy_pairs(threads)) return nullptr;
     auto way = std::make_unique<CopiedB>(gemm, threads);
     if (!way->applies) return nullptr;
     return way;

@@ -354,7 +354,7 @@ struct InPlace final : Way {
             const int rows = whole.low + (group < whole.taller);
             kernels[rows](g);
             g.a = static_cast<const char *>(g.a) + rows * a.row * size;
-            g.c = static_cast<char *>(g.c) + rows * c.row * size;
+            g.c = static_cast<char *>(g.c) + rows * c.row * c_size;
         }
         finish(r.c, r.d, 0, 0, m, n);
     }
@@ -435,7 +435,7 @@ struct InPlace final : Way {
 } // namespace
 
 std::unique_ptr<const Way> in_place(const Gemm &gemm, int threads) {
-    if (!InPlace::applies(gemm)) return nullptr;
+    if (!InPlace::applies(gemm) || gemm.may_copy_pairs(threads)) return nullptr;
     return std::make_unique<InPlace>(gemm, threads);
 }
 

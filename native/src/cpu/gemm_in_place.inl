@@ -135,7 +135,7 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
     for (; u > 0; --u) step(true);
     if (g.kc % U::kDepth != 0) step(false);
     if (fetch != nullptr) fetch->wait = wait > 0 ? wait : 0;
-    finish_in_place<T, R, C>(g, j, n_last, sums);
+    finish_in_place<typename U::Result, R, C>(g, j, n_last, sums);
 }
 
 /** As many sums as the registers hold beside what is loaded: the fewer rows, the longer the runs of B. */

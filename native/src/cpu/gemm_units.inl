@@ -6,6 +6,7 @@ struct Units {
     using Sums = Vec<T>;
     using Vector = Sums;
     using Unit = typename Sums::Scalar;
+    using Result = T;                     // an element of C
     static constexpr int kDepth = 1;      // elements of k in a unit
     static constexpr bool kFlush = false; // may multiply_add<kFast>() flush subnormal numbers?
 
@@ -41,6 +42,7 @@ struct Units<bf16> {
     using Sums = VF;
     using Vector = VP;
     using Unit = pair;
+    using Result = bf16;
     static constexpr int kDepth = 2;
     static constexpr bool kFlush = true;
 
@@ -92,6 +94,29 @@ struct Units<bf16> {
         const pair both = {p->bits | (next_k != nullptr ? static_cast<uint32_t>(next_k->bits) << 16 : 0u)};
         least.meet(_mm512_set1_epi32(static_cast<int>(both.bits)));
         return both;
+    }
+};
+
+/** Pairs that are elements themselves. Whoever packed them knows their exponents. */
+template <>
+struct Units<pair> {
+    using Sums = VF;
+    using Vector = VP;
+    using Unit = pair;
+    using Result = bf16;
+    static constexpr int kDepth = 1;
+    static constexpr bool kFlush = false;
+
+    struct Least {
+        int exponent() const { return kLeastOfNothing; }
+    };
+    template <int C>
+    static INFINI_INLINE void across(VP (&x)[C], const pair *p, const pair *, Least &) {
+#pragma GCC unroll 16
+        for (int c = 0; c < C; ++c) x[c] = load(p + c * VP::N);
+    }
+    static INFINI_INLINE VP across_n(const pair *p, const pair *, int64_t n, Least &) {
+        return {_mm512_maskz_loadu_epi32(first_lanes(n), p)};
     }
 };
 

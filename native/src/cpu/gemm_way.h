@@ -53,7 +53,8 @@ struct Epilogue {
 /** A problem in the form all ways share, for one item of its batch. */
 struct Gemm {
     GemmKernel kernel;
-    int64_t size;    // bytes of an element
+    int64_t size;    // bytes of an element of A and B
+    int64_t c_size;  // and of C, which differ where A and B are taken as pairs
     int64_t block_k; // kGemmBlockUnits, in elements
     int64_t batch, m, n, k;
     Matrix c, a, b, d; // d: of the epilogue, if there is one
@@ -65,7 +66,7 @@ struct Gemm {
     Gemm(const InfiniProblem &problem, const Epilogue &then) : d{}, epilogue(then) {
         const InfiniOperand &dc = problem.operands[0], &da = problem.operands[1], &db = problem.operands[2];
         kernel = kernels().gemm[dc.dtype];
-        size = kDtypes[dc.dtype].size;
+        size = c_size = kDtypes[dc.dtype].size;
         block_k = kGemmBlockUnits * kernel.unit_k;
         const auto matrix = [&](const InfiniOperand &x) { return Matrix{x.stride[0], x.stride[1], x.stride[2]}; };
         batch = dc.shape[0];
@@ -138,6 +139,27 @@ struct Gemm {
     bool may_copy_b() const {
         constexpr int64_t kRows = 17;
         return !converts() && b.col != 1 && (b.row != 1 || m >= kRows) && reads_a() && n > 1 && b_is_small();
+    }
+    /** The same for a copy in pairs, where A has such. */
+    bool may_copy_pairs(int threads) const {
+        constexpr int64_t kRows = 96; // for each thread
+        return has_pairs() && m >= kRows * threads && n > 1 && b_is_small();
+    }
+    /** Are elements of A that are neighbours in k, as pairs, what kernels take? */
+    bool has_pairs() const {
+        return kernel.unit_k == 2 && kernels().gemm_pairs[kFast].in_place_rows != 0 && a.col == 1 && a.row % 2 == 0 &&
+               k % 2 == 0;
+    }
+    /** The same product of pairs, with a B of such that has rows `ld` pairs apart. */
+    Gemm of_pairs(int64_t ld, int exactness) const {
+        Gemm pairs = *this;
+        pairs.kernel = kernels().gemm_pairs[exactness];
+        pairs.size = pairs.kernel.acc_size;
+        pairs.block_k = kGemmBlockUnits;
+        pairs.k = k / 2;
+        pairs.a.row = a.row / 2;
+        pairs.b = {0, ld, 1};
+        return pairs;
     }
     /** Is C, column-major, of so few rows and so many products that it costs less to store their sums across than to do without the
      *  ways for few rows? */
@@ -227,14 +249,14 @@ struct Gemm {
     int64_t k_blocks() const { return ceil_div(k, block_k); }
     const char *at_a(const char *pa, int64_t i, int64_t l) const { return pa + (i * a.row + l * a.col) * size; }
     const char *at_b(const char *pb, int64_t l, int64_t j) const { return pb + (l * b.row + j * b.col) * size; }
-    char *at_c(char *pc, int64_t i, int64_t j) const { return pc + (i * c.row + j * c.col) * size; }
+    char *at_c(char *pc, int64_t i, int64_t j) const { return pc + (i * c.row + j * c.col) * c_size; }
 
     /** Has what lies in rows i0.., columns j0.. of C brought nearer: else whoever stores a tile's sums there waits for each line.
      *  Always inlined: the compiler drops calls of a function that does nothing but fetch. */
     [[gnu::always_inline]] void fetch_c(const char *pc, int64_t i0, int64_t j0, int64_t rows, int64_t cols) const {
-        if (c.col != 1 || converts()) return; // rows of halves are so short that they gain nothing
+        if (c.col != 1 || c_size != kernel.acc_size) return; // rows of halves are so short that they gain nothing
         for (int64_t i = i0; i < i0 + rows; ++i) {
-            const char *const row = pc + (i * c.row + j0) * size, *const end = row + cols * size;
+            const char *const row = pc + (i * c.row + j0) * c_size, *const end = row + cols * c_size;
             for (const char *p = row; p < end; p += kLine) __builtin_prefetch(p);
             __builtin_prefetch(end - 1);
         }
@@ -243,7 +265,7 @@ struct Gemm {
     /** Rows i0.., columns j0.. of C hold the product: what follows it, once. */
     void finish(char *pc, char *pd, int64_t i0, int64_t j0, int64_t rows, int64_t cols) const {
         if (epilogue.kernel == nullptr) return;
-        epilogue.run({at_c(pc, i0, j0), c.row, c.col}, {pd + (i0 * d.row + j0 * d.col) * size, d.row, d.col}, rows,
+        epilogue.run({at_c(pc, i0, j0), c.row, c.col}, {pd + (i0 * d.row + j0 * d.col) * c_size, d.row, d.col}, rows,
                      cols);
     }
 };

@@ -99,6 +99,7 @@ void take_bf16(KernelTable &to, const KernelTable &from) {
     std::copy(std::begin(from.add_rms_norm[INFINI_DTYPE_BF16]), std::end(from.add_rms_norm[INFINI_DTYPE_BF16]),
               to.add_rms_norm[INFINI_DTYPE_BF16]);
     to.gemm[INFINI_DTYPE_BF16] = from.gemm[INFINI_DTYPE_BF16];
+    std::copy(std::begin(from.gemm_pairs), std::end(from.gemm_pairs), to.gemm_pairs);
 }
 
 struct Choice {

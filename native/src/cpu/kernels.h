@@ -172,6 +172,8 @@ struct GemmKernel {
     /** The same for packed A: in each K block the panel of steps_first() rows, then that of the others. */
     GemmInPlaceKernel steps[kStepsRows + 1];
     GemmInPlaceKernel columns[2][kColumnsMaxRows + 1]; // b[j * b_stride + k], of any number of K blocks
+    /** The least exponent of m rows that are contiguous in k; null where nobody needs it. */
+    int (*least)(const void *a, int64_t row_stride, int64_t m, int64_t k);
     /** c[i * row_stride + j * col_stride] = alpha * sums[i * ld + j] + beta * c[...] for i < m, j < n, rounded once. c is not read
      *  when beta is 0. */
     void (*store)(void *c, int64_t row_stride, int64_t col_stride, const void *sums, int64_t ld, int64_t m, int64_t n,
@@ -200,6 +202,9 @@ struct KernelTable {
     TransposeTile transpose[5];
     StreamRow stream_row;
     GemmKernel gemm[kDtypeCount];
+    /** By exactness, products of BF16 whose units are the elements of A and B, pairs that lie in memory as such; C is of BF16. Of kernels
+     *  only rows[kFast]; where there are none, in_place_rows is 0. */
+    GemmKernel gemm_pairs[2];
     CeilingKernels ceilings;
 };
 

@@ -26,6 +26,8 @@ constexpr KernelTable make_table() {
 #undef INFINI_FILL_BINARY
     fill_norm_bf16(t);
     t.gemm[INFINI_DTYPE_BF16] = gemm_kernel<bf16>();
+    t.gemm_pairs[kFast] = gemm_pairs_kernel<kFast>();
+    t.gemm_pairs[kExact] = gemm_pairs_kernel<kExact>();
     return t;
 }
 
