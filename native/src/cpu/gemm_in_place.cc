@@ -51,9 +51,9 @@ constexpr int64_t kStep = 32, kStepFar = 24, kStepNear = 128, kStepManyHalves = 
 /* Streams with small second-level caches, such as Zen 3's and Zen 4's (512 KiB and 1 MiB; a Xeon's has 2 MiB): rows of sums are longer
  * unless B is taken in steps; threads have columns of their own, not K blocks, if their share of a row of B has so many bytes (where
  * K blocks took up to twice as long on Zen 4, as columns did on a Xeon); and see GemmInPlace::stream_ahead: what the processor fetches
- * from memory on its own suffers from what comes too early. */
+ * from memory on its own suffers from what comes too early, on Zen 4 from all that does not follow at once. */
 constexpr int64_t kStreamSmallL2 = 1 << 20, kStreamRunSmallL2 = 32 * 1024, kStreamOwnColumns = 3 * 1024;
-constexpr int64_t kStreamAheadSmallL2 = 384, kStreamAhead = 768;
+constexpr int64_t kStreamAheadSmallL2 = 384, kStreamAheadZen4 = 64, kStreamAhead = 768;
 constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
 constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:
 constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
@@ -205,7 +205,9 @@ struct InPlace final : Way {
         common.b_stride = by_rows ? b.row : b.col;
         common.n = n;
         common.far_b = n > kColumnsFarB / size / k;
-        common.stream_ahead = small_l2() && common.far_b ? kStreamAheadSmallL2 : kStreamAhead;
+        common.stream_ahead = !small_l2() || !common.far_b ? kStreamAhead
+                              : kernel.has_small_l2        ? kStreamAheadSmallL2
+                                                           : kStreamAheadZen4;
         set_step();
         common.ld = ld;
         common.begins = common.ends = true;
