@@ -99,16 +99,12 @@ INFINI_INLINE __m512i join(__m512i even, __m512i odd) {
 INFINI_INLINE Packed<bf16> pack(const Block<bf16> &block) {
     const VF *const x = block.part;
 #if defined(__AVX512BF16__)
-    // The instruction takes and gives 0 for subnormal numbers. They are looked for only where the result has a lane of 0.
     static constexpr uint16_t kInterleaved[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                   8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     __m512i result = (__m512i)_mm512_cvtne2ps_pbh(x[1].v, x[0].v);
     result = _mm512_permutexvar_epi16(_mm512_loadu_si512(kInterleaved), result);
-    constexpr int kSubnormal = 0x20;
-    const auto any_subnormal = [&] {
-        return (_mm512_fpclass_ps_mask(x[0].v, kSubnormal) | _mm512_fpclass_ps_mask(x[1].v, kSubnormal)) != 0;
-    };
-    if (__builtin_expect(_mm512_testn_epi16_mask(result, _mm512_set1_epi16(0x7f80)) != 0, 0) && any_subnormal())
+    if (__builtin_expect(_mm512_testn_epi16_mask(result, _mm512_set1_epi16(0x7f80)) != 0, 0) &&
+        (any_subnormal(x[0]) || any_subnormal(x[1])))
         result = join(quiet_nans(x[0], round_numbers(x[0])), quiet_nans(x[1], round_numbers(x[1])));
 #else
     __m512i even = round_numbers(x[0]), odd = round_numbers(x[1]);

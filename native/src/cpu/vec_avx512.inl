@@ -45,13 +45,17 @@ INFINI_INLINE VF load(const bf16 *p) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
+#if defined(__AVX512BF16__)
+/** Instructions that convert to BF16 take and give 0 for such numbers. They are looked for only where a result has a lane of 0. */
+INFINI_INLINE bool any_subnormal(VF x) {
+    constexpr int kSubnormal = 0x20;
+    return _mm512_fpclass_ps_mask(x.v, kSubnormal) != 0;
+}
+#endif
 INFINI_INLINE void store(bf16 *p, VF x) { // to_bf16 in sixteen lanes
 #if defined(__AVX512BF16__)
-    // The instruction takes and gives 0 for subnormal numbers. They are looked for only where the result has a lane of 0.
-    constexpr int kSubnormal = 0x20;
     const auto converted = (__m256i)_mm512_cvtneps_pbh(x.v);
-    if (__builtin_expect(_mm256_testn_epi16_mask(converted, _mm256_set1_epi16(0x7f80)) == 0, 1) ||
-        _mm512_fpclass_ps_mask(x.v, kSubnormal) == 0)
+    if (__builtin_expect(_mm256_testn_epi16_mask(converted, _mm256_set1_epi16(0x7f80)) == 0, 1) || !any_subnormal(x))
         return _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), converted);
 #endif
     const __m512i u = _mm512_castps_si512(x.v);
