@@ -44,7 +44,7 @@ struct CopiedB final : Way {
                 if ((fewer_rows && rows >= std::min(m, task_m)) || (fewer_cols && cols >= std::min(n, task_n)))
                     continue;
                 for (int exactness = kFast; exactness < (has_pairs() ? 2 : 1); ++exactness) {
-                    Gemm part = has_pairs() ? gemm.of_pairs(ld, exactness) : gemm;
+                    Gemm part = has_pairs() ? gemm.of_pairs(exactness) : gemm;
                     part.b = {0, ld, 1};
                     part.set_size(rows, cols);
                     auto &way = ways[exactness][fewer_rows][fewer_cols];
@@ -66,11 +66,10 @@ struct CopiedB final : Way {
     /** Returns the least exponent, if anybody needs it. */
     int copy_strip(char *copy, const char *from, int64_t cols) const {
         if (has_pairs()) return kernel.pack(copy, 0, from, b.col, b.row, cols, ld, k);
-        // By rows or by columns, whichever reads what is nearer.
         const CopyRow copy_row = kernels().copy[log2_of(size)];
         if (b.row == 1)
             kernels().transpose[log2_of(size)](copy, {ld, nullptr}, from, {b.col, nullptr}, k, cols, false);
-        else if (std::abs(b.col) <= std::abs(b.row))
+        else if (std::abs(b.col) <= std::abs(b.row)) // by rows or by columns, whichever reads what is nearer
             for (int64_t i = 0; i < k; ++i)
                 copy_row(copy + i * ld * size, 1, from + i * b.row * size, b.col, cols, false);
         else

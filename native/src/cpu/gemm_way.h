@@ -150,15 +150,14 @@ struct Gemm {
         return kernel.unit_k == 2 && kernels().gemm_pairs[kFast].in_place_rows != 0 && a.col == 1 && a.row % 2 == 0 &&
                k % 2 == 0;
     }
-    /** The same product of pairs, with a B of such that has rows `ld` pairs apart. */
-    Gemm of_pairs(int64_t ld, int exactness) const {
+    /** The same product of pairs, but for the strides of B. */
+    Gemm of_pairs(int exactness) const {
         Gemm pairs = *this;
         pairs.kernel = kernels().gemm_pairs[exactness];
         pairs.size = pairs.kernel.acc_size;
         pairs.block_k = kGemmBlockUnits;
         pairs.k = k / 2;
         pairs.a.row = a.row / 2;
-        pairs.b = {0, ld, 1};
         return pairs;
     }
     /** Is C, column-major, of so few rows and so many products that it costs less to store their sums across than to do without the
