@@ -198,6 +198,40 @@ def overlap(layout_x: Layout, address_x: int, layout_y: Layout, address_y: int) 
         return True
 
 
+def holds(layout_x: Layout, address_x: int, layout_y: Layout, address_y: int) -> bool:
+    """Are all bytes of y among those of x? Exact; what is too hard to find out counts as no."""
+    if layout_x == layout_y and address_x == address_y:
+        return True
+    (low_x, high_x), (low_y, high_y) = extent(layout_x), extent(layout_y)
+    if address_y + low_y < address_x + low_x or address_y + high_y > address_x + high_x:
+        return False
+    between = _gaps(layout_x)
+    return between is not None and not any(
+        overlap(gap, address_x + offset, layout_y, address_y) for gap, offset in between
+    )
+
+
+@lru_cache(maxsize=4096)
+def _gaps(layout: Layout) -> list[tuple[Layout, int]] | None:
+    """The bytes between an operand's first and last one that are not its own, as layouts at offsets from its
+    first element. None for elements that lie between those of other dimensions, with gaps left.
+    """
+    dtype, shape, strides = layout
+    dims = sorted((abs(stride), size) for size, stride in zip(shape, strides) if size != 1 and stride)
+    gaps: list[tuple[Layout, int]] = []
+    end = dtype.itemsize  # of what the dimensions so far walk through
+    low, _ = extent(layout)
+    for d, (step, size) in enumerate(dims):
+        if step < end and gaps:
+            return None
+        if step > end:
+            outer = [(size - 1, step), *((n, stride) for stride, n in dims[d + 1 :])]
+            sizes, steps = zip(*outer, (step - end, 1))
+            gaps.append((interned(DType.U8, sizes, steps), low + end))
+        end += (size - 1) * step
+    return gaps
+
+
 class _At:
     """Lets NumPy see addresses whose contents it must not touch."""
 

@@ -17,15 +17,18 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
+from threading import get_ident
 from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import ref
 
+import numpy as np
+
 from ._bypass import when_recording
 from ._files import as_path
 from ._fusion import MODES, Fusion, Rewrite
-from ._layout import Layout
+from ._layout import Layout, holds, interned, overlap
 from ._log import logger
 from ._memory import Block, MemoryReport, arena_size, lifetimes, place
 from ._native import NULL, address
@@ -84,20 +87,55 @@ class _Made(NamedTuple):
     nbytes: int
 
 
-class _Kept(NamedTuple):
-    """What a graph keeps alive, and the memory that is kept by it."""
+class _Held(NamedTuple):
+    """An array that a graph keeps alive, or that has a name in it, and its memory."""
 
-    range: Range
-    operand: Any
-    pointer: Any  # of some kinds of arrays it is the pointer that keeps the memory
-    is_output: bool
-
-
-class _Named(NamedTuple):
     operand: Any
     device: Device
     layout: Layout
-    pointer: Any
+    pointer: Any  # of some kinds of arrays it is what keeps the memory
+    is_output: bool = False
+
+    @property
+    def at(self) -> int:
+        return address(self.pointer)
+
+    @property
+    def range(self) -> Range:
+        return range_of(self.device, self.layout, self.at)
+
+
+def _all_of(what: Range, owner: Any, pointer: Any, is_output: bool) -> _Held:
+    """Memory with whatever is in it."""
+    return _Held(owner, what.device, interned(DType.U8, (what.high - what.low,), (1,)), pointer, is_output)
+
+
+class _Move(NamedTuple):
+    """Memory that is replaced, and how far away that lies which takes its place."""
+
+    name: str
+    was: _Held
+    range: Range
+    delta: int
+
+    def of(self, layout: Layout, at: int, what: Range) -> bool:
+        """Is an operand, with bytes in `what`, inside?"""
+        return (
+            what.low < what.high
+            and self.range.holds(what)
+            and holds(self.was.layout, self.was.at, layout, at)
+        )
+
+
+def _moved(moves: Sequence[_Move], whose: str, layout: Layout, at: int, what: Range) -> int:
+    """Where an operand lies after some moves."""
+    mine = [move for move in moves if move.of(layout, at, what)]
+    for move in mine:
+        if move.delta != mine[0].delta:
+            raise OperandError(
+                f"Graph.bind: {mine[0].name} and {move.name} replace the memory of {whose}, by different ones"
+            )
+    return at + mine[0].delta if mine else at
 
 
 class _Program(NamedTuple):
@@ -150,14 +188,15 @@ class Graph:
         self._fuse = fuse
         self._state = "new"  # -> recording -> recorded or dropped
         self._nodes: list[Node] = []  # as recorded
-        self._kept: list[_Kept] = []
+        self._kept: list[_Held] = []
         self._made: list[_Made] = []
-        self._names: dict[str, _Named] = {}
+        self._names: dict[str, _Held] = {}
         self._sizes: dict[int, int] = {}  # bytes of the virtual buffers
         self._contents: frozenset[str] = frozenset()  # names of arrays that are saved with what they hold
         self._program = _Program([], [], [], {}, {}, [], [], [])
         self._counted: list[Any] = []  # outputs whose libraries keep count of writes
-        self._users: dict[int, list[None]] = {}  # the call that uses it, by generation: one at most
+        self._asked: list[Any] = []  # outputs that may be read-only by now: NumPy's
+        self._users: dict[int, list[int]] = {}  # the call that uses it, by generation: one at most
 
     # ---- recording ---------------------------------------------------------------------------------------
 
@@ -229,8 +268,8 @@ class Graph:
             foreign,
         )
         self._kept += [
-            _Kept(range_, operand, keeping(operand, pointer), i < call.n_outputs)
-            for i, (range_, operand, pointer) in enumerate(zip(node.ranges, call.operands, call.pointers))
+            _Held(operand, call.device, layout, keeping(operand, pointer), i < call.n_outputs)
+            for i, (operand, layout, pointer) in enumerate(zip(call.operands, call.layouts, call.pointers))
         ]
         self._nodes.append(node)
         logger.debug("%s recorded", call.name)
@@ -273,7 +312,7 @@ class Graph:
             if owner is not None and (k in first_use or k in needed):
                 whole = Range(one.device, one.address, one.address + one.nbytes)
                 pointer = keeping(owner, as_pointer(one.address))
-                self._kept.append(_Kept(whole, owner, pointer, k in first_use))
+                self._kept.append(_all_of(whole, owner, pointer, k in first_use))
         self._sizes = {n: made[k].nbytes for k, n in alone.items()}
 
         def moved(node: Node) -> Node:
@@ -290,16 +329,16 @@ class Graph:
         self._nodes = [moved(node) for node in self._nodes]
 
     def _count(self) -> None:
-        self._counted = [
-            kept.operand for kept in self._kept if kept.is_output and type(kept.operand) in write_counts
-        ]
+        outputs = [kept.operand for kept in self._kept if kept.is_output]
+        self._counted = [output for output in outputs if type(output) in write_counts]
+        self._asked = [output for output in outputs if isinstance(output, np.ndarray)]
         for step in self._program.steps:
             if isinstance(step, NativeGraph) and step.device is not CPU:
                 step.operands = self._sources(step.device)
 
     def _sources(self, device: Device) -> list[Any]:
         """What says on which streams of a device the graph's operands are worked with."""
-        return stream_sources(kept.operand for kept in self._kept if kept.range.device is device)
+        return stream_sources(kept.operand for kept in self._kept if kept.device is device)
 
     # ---- compiling ---------------------------------------------------------------------------------------
 
@@ -359,15 +398,14 @@ class Graph:
     def _alone(self, what: str, work: Callable[[], T]) -> T:
         """Do what one thread at a time may do with the graph."""
         users, generation = self._users, _generation
-        me: list[None] = []  # an object of this call's own
+        me = [get_ident()]  # an object of this call's own
         try:
             self._need_recorded(what)
             if thread.recording is not None:
                 raise GraphError(f"{what}: not while a graph is being recorded in this thread")
-            if users.setdefault(generation, me) is not me:
-                raise GraphError(
-                    f"{what}: another thread is running this graph; its outputs and workspace exist once"
-                )
+            if (user := users.setdefault(generation, me)) is not me:
+                who = "this thread" if user == me else "another thread"
+                raise GraphError(f"{what}: {who} is running this graph; its outputs and workspace exist once")
             return work()
         finally:
             # Whatever came before: a signal's handler may raise between taking the place and knowing of it.
@@ -380,11 +418,17 @@ class Graph:
 
     def run(self) -> None:
         """Run the recorded operators in order. GraphError while recording, or if there is no complete
-        recording.
+        recording; ParamError if a NumPy array that the graph writes is read-only by now.
         """
         self._alone("Graph.run", self._run)
 
+    def _need_writable(self, what: str) -> None:
+        for output in self._asked:
+            if not output.flags.writeable:
+                need_writable(what, "an array", output)
+
     def _run(self) -> None:
+        self._need_writable("Graph.run")
         try:
             if logger.isEnabledFor(logging.DEBUG):
                 self._run_logged()
@@ -438,6 +482,7 @@ class Graph:
         from ._graph_profile import measure
 
         program = self._program
+        self._need_writable("Graph.profile")
         try:
             with ExitStack() as orders:
                 for device in dict.fromkeys(call.device for call in program.calls if call.device is not CPU):
@@ -462,7 +507,7 @@ class Graph:
             raise GraphError(f"Graph.name: the graph is {self._state}, needs to be recording or recorded")
         for name, operand in operands.items():
             ((device, layout, pointer),) = views("Graph.name", (name,), (operand,))
-            self._names[name] = _Named(operand, device, layout, keeping(operand, pointer))
+            self._names[name] = _Held(operand, device, layout, keeping(operand, pointer))
 
     @property
     def tensors(self) -> dict[str, Any]:
@@ -489,66 +534,67 @@ class Graph:
         self._alone("Graph.bind", lambda: self._bind(old, new, named))
 
     def _bind(self, old: Any, new: Any, named: dict[str, Any]) -> None:
-        pairs: list[tuple[str, _Named, Any]] = []
+        pairs: list[tuple[str, _Held, Any]] = []
         if old is not None or new is not None:
             ((device, layout, pointer),) = views("Graph.bind", ("old",), (old,))
-            pairs.append(("new", _Named(old, device, layout, pointer), new))
+            pairs.append(("new", _Held(old, device, layout, pointer), new))
         for name, operand in named.items():
             if name not in self._names:
                 known = ", ".join(self._names) or "no array has one"
                 raise OperandError(f"Graph.bind: there is no array of the name {shown(name)}: {known}")
             pairs.append((name, self._names[name], operand))
-        moves: list[tuple[Range, int]] = []
-        added: list[_Kept] = []
-        names = dict(self._names)
+        moves: list[_Move] = []
+        added: list[_Held] = []
         for name, was, operand in pairs:
             ((device, layout, pointer),) = views("Graph.bind", (name,), (operand,))
             pointer = keeping(operand, pointer)
             need_alike("Graph.bind", name, (device, layout), (was.device, was.layout), "the old one")
-            held = range_of(was.device, was.layout, address(was.pointer))
-            is_output = self._need_inside(name, held)
+            is_output = self._need_inside(name, was)
             if is_output:
                 need_writable("Graph.bind", name, operand)
-            delta = address(pointer) - address(was.pointer)
-            moves.append((held, delta))
-            now = Range(device, held.low + delta, held.high + delta)
-            added.append(_Kept(now, operand, pointer, is_output))
-            for known, one in self._names.items():
-                what = range_of(one.device, one.layout, address(one.pointer))
-                if one[1:3] == was[1:3] and address(one.pointer) == address(was.pointer):
-                    names[known] = _Named(operand, device, layout, pointer)
-                elif names[known] is one and what.low < what.high and held.holds(what):
-                    whole = as_tensor("Graph.bind", name, operand)
-                    at = as_pointer(address(one.pointer) + delta)
-                    inside = borrowed(device, one.layout, at, whole, whole.writable)
-                    names[known] = _Named(inside, *inside._view)
+            added.append(_Held(operand, device, layout, pointer, is_output))
+            moves.append(_Move(name, was, was.range, added[-1].at - was.at))
 
         def moved(node: Node) -> Node:
-            return node.at(
-                [
-                    at
-                    + next((delta for held, delta in moves if held.holds(what) and what.low < what.high), 0)
-                    for at, what in zip(node.addresses, node.ranges)
-                ]
-            )
+            whose = (f"{name} of {node.name}" for name in node.names)
+            operands = zip(whose, node.layouts, node.addresses, node.ranges)
+            return node.at([_moved(moves, *operand) for operand in operands])
 
         nodes = [moved(node) for node in self._nodes]
+        names = {known: self._renamed(known, moves, added) for known in self._names}
         program = self._compiled(nodes)
-        kept = [one for one in self._kept if not any(held.holds(one.range) for held, _ in moves)]
+        kept = [
+            one for one in self._kept if not any(move.of(one.layout, one.at, one.range) for move in moves)
+        ]
         # Nothing fails from here on.
         self._nodes, self._program, self._kept, self._names = nodes, program, kept + added, names
         self._count()
 
-    def _need_inside(self, name: str, held: Range) -> bool:
+    def _renamed(self, name: str, moves: Sequence[_Move], added: Sequence[_Held]) -> _Held:
+        """What a name means after some moves."""
+        one = self._names[name]
+        at = _moved(moves, name, one.layout, one.at, one.range)
+        for move, new in zip(moves, added):
+            if (one.device, one.layout, one.at) == (move.was.device, move.was.layout, move.was.at):
+                return new._replace(is_output=False)
+        for move, new in zip(moves, added):
+            if move.of(one.layout, one.at, one.range):
+                whole = as_tensor("Graph.bind", move.name, new.operand)
+                inside = borrowed(one.device, one.layout, as_pointer(at), whole, whole.writable)
+                return _Held(inside, *inside._view)
+        return one
+
+    def _need_inside(self, name: str, held: _Held) -> bool:
         """Refuse memory that the graph does not use, or uses with more around it; is it written?"""
-        if held.low == held.high:
+        whole = held.range
+        if whole.low == whole.high:
             return False
         found = written = False
         for node in self._nodes:
             for i, what in enumerate(node.ranges):
-                if not held.meets(what):
+                if not whole.meets(what) or not overlap(held.layout, held.at, *node.operand(i)):
                     continue
-                if not held.holds(what):
+                if not holds(held.layout, held.at, *node.operand(i)):
                     raise OperandError(
                         f"Graph.bind: the graph uses memory on both sides of an end of what {name} is to "
                         f"replace: {node.names[i]} of {node.name}; bind the whole array"
@@ -588,10 +634,7 @@ class Graph:
     def _save(self, path: Any, contents: Iterable[str] | None) -> None:
         from . import _graph_file
 
-        known = {
-            name: _graph_file.Named(one.device, one.layout, address(one.pointer))
-            for name, one in self._names.items()
-        }
+        known = {name: _graph_file.Named(one.device, one.layout, one.at) for name, one in self._names.items()}
         wanted = self._contents & known.keys() if contents is None else _as_names(contents)
         if strange := wanted - known.keys():
             raise OperandError(
@@ -631,11 +674,13 @@ class Graph:
             raise GraphError("Graph.load: not while a graph is being recorded in this thread")
         loaded = _graph_file.load(path, max_bytes)
         self._nodes, self._sizes = loaded.nodes, loaded.sizes
-        self._kept = [_Kept(what, owner, None, is_output) for what, owner, is_output in loaded.kept]
+        self._kept = [
+            _all_of(what, owner, as_pointer(what.low), is_output) for what, owner, is_output in loaded.kept
+        ]
         self._program = self._compiled(self._nodes)
         self._state = "recorded"
         self._contents = loaded.contents
-        self._names = {name: _Named(tensor, *tensor._view) for name, tensor in loaded.arrays.items()}
+        self._names = {name: _Held(tensor, *tensor._view) for name, tensor in loaded.arrays.items()}
         return self
 
     # ---- what it is --------------------------------------------------------------------------------------
@@ -739,9 +784,7 @@ class Graph:
     def _shown_names(self) -> _graph_text.Names:
         from . import _graph_text
 
-        given = {
-            name: range_of(one.device, one.layout, address(one.pointer)) for name, one in self._names.items()
-        }
+        given = {name: one.range for name, one in self._names.items()}
         nodes = [*self._nodes, *self._program.nodes]
         return _graph_text.Names(nodes, [kept.range for kept in self._kept], given)
 

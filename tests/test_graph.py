@@ -276,8 +276,24 @@ def test_another_thread_may_run_a_graph_but_not_at_the_same_time(own: Any) -> No
     proceed.set()
     thread.join()
     assert "another thread is running this graph" in str(errors[0])
+
     np.testing.assert_array_equal(y, x + x)
     graph.run()
+
+
+def test_a_graph_does_not_run_itself(own: Any) -> None:
+    x, errors = np.ones(3), []
+
+    def runs_it(c: ip.Tensor, a: ip.Tensor, b: ip.Tensor) -> None:
+        with pytest.raises(ip.GraphError, match=r"Graph\.run: this thread is running this graph") as error:
+            graph.run()
+        errors.append(error)
+
+    own(ip.Add, runs_it)
+    with ip.Graph() as graph:
+        _ = ip.add(x, x)
+    graph.run()
+    assert len(errors) == 1
 
 
 def test_an_empty_graph_runs() -> None:
