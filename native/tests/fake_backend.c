@@ -23,7 +23,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #ifndef FAKE_SLOT
 #define FAKE_SLOT INFINI_DEVICE_QY
@@ -70,6 +72,9 @@
 #endif
 #ifndef FAKE_ASKS
 #define FAKE_ASKS 0 /* 1: its probe asks the host for its own device, and to load it once more */
+#endif
+#ifndef FAKE_FORKS
+#define FAKE_FORKS 0 /* 1: its probe forks, as a driver does that starts a program */
 #endif
 /* What it answers, instead of doing it. */
 #ifndef FAKE_PROBE
@@ -1106,7 +1111,16 @@ static int host_waits_for_the_probe(void) {
            set(FAKE_SLOT, 0) == INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED;
 }
 
+/* The child, too, goes on as the thread that loads. */
+static int forks(void) {
+    int status = 1;
+    const pid_t child = fork();
+    if (child == 0) _exit(!host_waits_for_the_probe());
+    return child > 0 && waitpid(child, &status, 0) == child && status == 0;
+}
+
 static infiniStatus_t probe(char *reason, size_t size) {
+    if (FAKE_FORKS && !forks()) return INFINI_STATUS_INTERNAL_ERROR;
     if (FAKE_ASKS && !host_waits_for_the_probe()) return INFINI_STATUS_INTERNAL_ERROR;
     if (FAKE_PROBE != INFINI_STATUS_SUCCESS) snprintf(reason, size, "fake: no device answers");
     return FAKE_PROBE;

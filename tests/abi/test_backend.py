@@ -47,6 +47,12 @@ def test_a_plugin_that_asks_for_its_device_while_it_is_loaded(plugin: Plugin) ->
     _child.run(CHILD, "found_by_itself", path, INFINIOP_BACKEND_PATH=path)
 
 
+def test_a_plugin_that_forks_while_it_is_loaded(plugin: Plugin) -> None:
+    path = plugin("FAKE_FORKS=1")
+    _child.run(CHILD, "loaded", path)
+    _child.run(CHILD, "one_load_under_threads", path, INFINIOP_BACKEND_PATH=path)
+
+
 def test_load_by_environment(plugin: Plugin) -> None:
     _child.run(CHILD, "found_by_itself", plugin(), INFINIOP_BACKEND_PATH=plugin())
 

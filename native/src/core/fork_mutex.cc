@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include "core/thread_local.h"
+
 namespace infini {
 
 ForkMutex *ForkMutex::all_ = nullptr;
@@ -11,6 +13,7 @@ std::mutex &list_mutex() {
     static std::mutex &mutex = *new std::mutex;
     return mutex;
 }
+INFINI_THREAD_LOCAL const char this_thread = 0; // its address is the same in a forked child
 } // namespace
 
 ForkMutex::ForkMutex() {
@@ -20,13 +23,23 @@ ForkMutex::ForkMutex() {
     all_ = this;
 }
 
+void ForkMutex::take() { owner_.store(&this_thread, std::memory_order_relaxed); }
+
 void ForkMutex::before_fork() {
     list_mutex().lock();
-    for (ForkMutex *m = all_; m != nullptr; m = m->next_) m->lock();
+    for (ForkMutex *m = all_; m != nullptr; m = m->next_) {
+        if (m->owner_.load(std::memory_order_relaxed) == &this_thread) continue;
+        m->lock();
+        m->for_fork_ = true;
+    }
 }
 
 void ForkMutex::after_fork() {
-    for (ForkMutex *m = all_; m != nullptr; m = m->next_) m->unlock();
+    for (ForkMutex *m = all_; m != nullptr; m = m->next_) {
+        if (!m->for_fork_) continue;
+        m->for_fork_ = false;
+        m->unlock();
+    }
     list_mutex().unlock();
 }
 

@@ -1,20 +1,33 @@
 /* A mutex that is free in the child after fork(), with the data it protects in order: fork() waits for it. */
 #pragma once
+#include <atomic>
 #include <mutex>
 
 namespace infini {
 
+/** A thread that holds one may fork itself, as code of others does that it calls meanwhile (a driver that starts a program): it goes
+ *  on to hold it, in the child, too. Only if another thread forks at the same time may the two wait for each other. */
 class ForkMutex {
 public:
     ForkMutex();
-    void lock() { mutex_.lock(); }
-    void unlock() { mutex_.unlock(); }
+    void lock() {
+        mutex_.lock();
+        take();
+    }
+    void unlock() {
+        owner_.store(nullptr, std::memory_order_relaxed);
+        mutex_.unlock();
+    }
 
 private:
     static void before_fork();
     static void after_fork();
+    void take();
+
     std::mutex mutex_;
-    ForkMutex *next_; // mutexes are made once, in static objects, and never destroyed
+    std::atomic<const void *> owner_{nullptr}; // something of the thread's own
+    bool for_fork_ = false;                    // was it locked for fork()?
+    ForkMutex *next_;                          // mutexes are made once, in static objects, and never destroyed
     static ForkMutex *all_;
 };
 

@@ -46,7 +46,8 @@ Sizes read_sizes() {
         sizes.last = size;
     }
     sizes.last = std::min(sizes.last, kMostOfLastLevel);
-    if (const char *second = secure_getenv("INFINIOP_L2_BYTES")) sizes.second = std::strtod(second, nullptr);
+    if (const char *second = secure_getenv("INFINIOP_L2_BYTES"))
+        if (const double given = std::strtod(second, nullptr); given >= 0) sizes.second = given; // and a number
     return sizes;
 }
 

@@ -99,8 +99,8 @@ infiniStatus_t stream_create(int, infinirtStream_t *stream) {
 infiniStatus_t stream_destroy(int, infinirtStream_t stream) {
     if (stream == nullptr) return INFINI_STATUS_SUCCESS;
     if (const infiniStatus_t status = check_stream("infinirtStreamDestroy", stream)) return status;
-    slab<CpuStream>.destroy(static_cast<CpuStream *>(stream));
-    return INFINI_STATUS_SUCCESS;
+    const bool mine = slab<CpuStream>.destroy(static_cast<CpuStream *>(stream)); // or another thread's, by now
+    return mine ? INFINI_STATUS_SUCCESS : check_stream("infinirtStreamDestroy", stream);
 }
 infiniStatus_t stream_synchronize(int, infinirtStream_t stream) {
     return check_stream("infinirtStreamSynchronize", stream);
@@ -139,8 +139,7 @@ infiniStatus_t event_destroy(int, infinirtEvent_t event) {
     if (event == nullptr) return INFINI_STATUS_SUCCESS;
     CpuEvent *found;
     if (const infiniStatus_t status = find_event("infinirtEventDestroy", event, &found)) return status;
-    slab<CpuEvent>.destroy(found);
-    return INFINI_STATUS_SUCCESS;
+    return slab<CpuEvent>.destroy(found) ? INFINI_STATUS_SUCCESS : find_event("infinirtEventDestroy", event, &found);
 }
 infiniStatus_t event_elapsed_time(int, float *ms, infinirtEvent_t start, infinirtEvent_t end) {
     CpuEvent *from, *to;

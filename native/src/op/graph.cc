@@ -276,8 +276,7 @@ INFINI_EXPORT(infiniopDestroyGraph, (infiniopGraph_t graph), {
     if (graph == nullptr) return INFINI_STATUS_SUCCESS;
     InfiniopGraph *found;
     if (const infiniStatus_t status = find_graph(fn, graph, &found)) return status;
-    slab<InfiniopGraph>.destroy(found);
-    return INFINI_STATUS_SUCCESS;
+    return slab<InfiniopGraph>.destroy(found) ? INFINI_STATUS_SUCCESS : find_graph(fn, graph, &found);
 })
 
 } // extern "C"

@@ -140,7 +140,9 @@ std::string file_defect(const char *path) {
     ElfW(Ehdr) header;
     bool whole = std::fread(&header, sizeof header, 1, file) == 1 && std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0;
     const auto size = static_cast<uint64_t>(about.st_size);
-    for (unsigned i = 0; whole && i < header.e_phnum; ++i) {
+    const auto *own = static_cast<const ElfW(Ehdr) *>(this_library().dli_fbase);
+    const bool readable = own != nullptr && std::memcmp(header.e_ident, own->e_ident, EI_DATA + 1) == 0;
+    for (unsigned i = 0; whole && readable && i < header.e_phnum; ++i) {
         ElfW(Phdr) segment;
         std::fseek(file, static_cast<long>(header.e_phoff + i * sizeof segment), SEEK_SET);
         whole = std::fread(&segment, sizeof segment, 1, file) == 1 && segment.p_offset <= size &&
@@ -148,7 +150,6 @@ std::string file_defect(const char *path) {
     }
     std::fclose(file);
     if (!whole) return not_whole;
-    const auto *own = static_cast<const ElfW(Ehdr) *>(this_library().dli_fbase);
     // Of such a file dlopen says that it does not exist.
     if (own != nullptr && header.e_machine != own->e_machine)
         return differs("it is for another processor: its ELF machine", header.e_machine, own->e_machine);
