@@ -179,7 +179,8 @@ def _gemm_backward(
     else:
         rows = d
     d_b = product(rows, a, (True, of_a), b.shape) if of_b else product(a, rows, (not of_a, False), b.shape)
-    return d_a, d_b, *[d * jnp.asarray(beta, d.dtype)] * n_addends
+    # The product takes beta as F32, whatever it computes in.
+    return d_a, d_b, *[d * jnp.asarray(np.float32(beta), d.dtype)] * n_addends
 
 
 _gemm.defvjp(_gemm_forward, _gemm_backward)

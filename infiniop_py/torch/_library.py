@@ -14,8 +14,10 @@ from torch import Tensor
 from .. import ops
 from .._bindings import Binding, compiled
 from .._bypass import when_implemented, when_recording
+from .._layout import listed
 from .._native_op import NATIVE
 from ..device import DeviceType, thread
+from ..errors import DTypeError, ParamError
 from ..graph_operator import OPERATORS
 from ..ops._products import product_shape
 
@@ -57,15 +59,31 @@ def _returning(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.no_grad()(function)
 
 
+def _need_one_dtype(op: str, **operands: Tensor | None) -> None:
+    given = {name: x.dtype for name, x in operands.items() if x is not None}
+    if len(set(given.values())) > 1:
+        raise DTypeError(
+            f"{op}: dtypes differ: {listed(list(given), list(given.values()))}; all must be the same"
+        )
+
+
 def _product(a: Tensor, b: Tensor, alpha: float = 1.0, beta: float = 0.0, c: Tensor | None = None) -> Tensor:
+    _need_one_dtype("gemm", c=c, a=a, b=b)
+    if c is None and beta != 0:
+        raise ParamError(f"gemm: beta is {beta}, but there is no c to add; pass c")
     return a.new_empty(product_shape("gemm", tuple(a.shape), tuple(b.shape)))
 
 
-def _elementwise(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty(torch.broadcast_shapes(a.shape, b.shape))
+def _elementwise(op: str) -> Callable[[Tensor, Tensor], Tensor]:
+    def result(a: Tensor, b: Tensor) -> Tensor:
+        _need_one_dtype(op, a=a, b=b)
+        return a.new_empty(torch.broadcast_shapes(a.shape, b.shape))
+
+    return result
 
 
 def _norm(a: Tensor, b: Tensor, weight: Tensor, epsilon: float = 1e-5) -> tuple[Tensor, Tensor]:
+    _need_one_dtype("add_rms_norm", a=a, b=b, weight=weight)
     return a.new_empty(a.shape), a.new_empty(a.shape)
 
 
@@ -73,11 +91,12 @@ def _copy(x: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
-#: What the results look like, for tensors without memory. Those that write an operand have none.
+#: What the results look like, for tensors without memory; what these refuse is refused where a program is
+#: traced. Those that write an operand have none, and refuse when they run.
 RESULTS: dict[str, Callable[..., Any]] = {
     "gemm": _product,
-    "add": _elementwise,
-    "mul": _elementwise,
+    "add": _elementwise("add"),
+    "mul": _elementwise("mul"),
     "add_rms_norm": _norm,
     "rearrange": _copy,
 }

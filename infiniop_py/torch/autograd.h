@@ -58,7 +58,8 @@ using at::sum_to; // of a derivative by an operand that was broadcast
 using Shape = std::vector<c10::SymInt>;
 
 struct GemmNode : Node<Gemm, 2> {
-    double alpha = 1, beta = 0;
+    double alpha = 1;
+    float beta = 0; // as the product takes it
     Shape of_a, of_b;
 
     variable_list apply(variable_list &&d_results) override {
@@ -201,7 +202,7 @@ inline Tensor gemm_recorded(c10::DispatchKeySet keys, const Tensor &a, const Ten
     const auto node = node_for<GemmNode>(a, b, c);
     if (node) {
         node->alpha = alpha;
-        node->beta = beta;
+        node->beta = static_cast<float>(beta);
         node->of_a = a.sym_sizes().vec();
         node->of_b = b.sym_sizes().vec();
         node->save(0, a, node->should_compute_output(1));
@@ -215,7 +216,7 @@ inline Tensor gemm_recorded(c10::DispatchKeySet keys, const Tensor &a, const Ten
         };
         const Tensor of_c = tangent(c);
         const Tensor of_product = plus(gemm(tangent(a), primal(b)), gemm(primal(a), tangent(b)));
-        set_tangent(result, plus(of_product, of_c.defined() ? of_c * beta : of_c));
+        set_tangent(result, plus(of_product, of_c.defined() ? of_c * static_cast<float>(beta) : of_c));
     }
     return result;
 }

@@ -145,6 +145,13 @@ def test_derivatives(name: str) -> None:
     )
 
 
+def test_the_derivative_by_the_addend_has_the_beta_of_the_product() -> None:
+    """F32's, whatever is computed in."""
+    a, b, c = (jnp.ones(shape) for shape in ((3, 4), (4, 5), (3, 5)))
+    d = jax.grad(lambda c: ours.gemm(a, b, 1.0, 0.1, c=c).sum())(c)
+    assert d.dtype == "float64" and (d == float(np.float32(0.1))).all()
+
+
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "gemm, nothing"])
 def test_derivatives_in_batches(name: str) -> None:
     function, _, shapes = CALLS[name]

@@ -588,6 +588,33 @@ def test_tensors_that_do_not_fit_are_refused_in_the_words_of_the_package() -> No
         OPS.gemm(a, b.mT, 1.0, 2.0)
 
 
+def test_tensors_without_memory_are_refused_too() -> None:
+    a, b = (torch.empty(3, 3, device="meta", dtype=dtype) for dtype in (torch.float32, torch.float16))
+    for name in ("gemm", "add", "mul"):
+        with pytest.raises(
+            ip.DTypeError, match=rf"{name}: dtypes differ: a is torch.float32, b is torch.float16"
+        ):
+            getattr(OPS, name)(a, b)
+    with pytest.raises(ip.DTypeError, match=r"add_rms_norm: dtypes differ: .* weight is torch.float16"):
+        OPS.add_rms_norm(a, a, b[0])
+    with pytest.raises(ip.DTypeError, match=r"gemm: dtypes differ: c is torch.float16, a is torch.float32"):
+        OPS.gemm(a, a, 1.0, 1.0, b)
+    with pytest.raises(ip.ParamError, match=r"beta is 2\.0, but there is no c"):
+        OPS.gemm(a, a, 1.0, 2.0)
+    assert OPS.gemm(a, a, 1.0, 2.0, a).shape == (3, 3)
+
+
+def test_the_derivative_by_the_addend_has_the_beta_of_the_product() -> None:
+    """F32's, whatever is computed in."""
+    a, b, c = operands((3, 4), (4, 5), (3, 5), dtype=torch.float64)
+    c.requires_grad_()
+    beta = float(np.float32(0.1))
+    (d,) = torch.autograd.grad(OPS.gemm(a, b, 1.0, 0.1, c).sum(), c)
+    assert torch.equal(d, torch.full((3, 5), beta, dtype=torch.float64))
+    _, tangent = torch.func.jvp(lambda c: OPS.gemm(a, b, 1.0, 0.1, c), (c.detach(),), (torch.ones_like(c),))
+    assert torch.equal(tangent, d)
+
+
 def test_torch_is_not_imported_with_the_package() -> None:
     children.run("import sys, infiniop_py; assert 'torch' not in sys.modules")
 
