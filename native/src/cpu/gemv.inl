@@ -104,34 +104,147 @@ INFINI_INLINE void sum_squares(typename Units<T>::Sums::Scalar *to, Tiled<T> til
     for (int tile = 0; tile < Tiles; ++tile) store(to + tile * N, all[tile]);
 }
 
-/** The same of N columns, two K blocks at a time: what is added to one sum waits four clocks for what was added before, and to two
- *  goes twice as fast. As many columns more would do it, too, but not where they meet in one set of the first-level cache; from
- *  memory both are too many places to read at. */
-template <class T, int Exactness>
-INFINI_INLINE void sum_block_pairs(typename Units<T>::Sums::Scalar *to, Tiled<T> tiled, const GemmInPlace &g,
-                                   typename Units<T>::Least &least) {
-    using V = typename Units<T>::Sums;
-    constexpr int64_t kBlock = kGemmBlockUnits * Units<T>::kDepth;
-    tiled.a_step = kGemmBlockUnits * g.a_unit;
-    tiled.b_step = kBlock;
-    V all = zero(V{});
-    for (int64_t left = g.kc; left > 0;) {
-        typename V::Scalar sums[2 * V::N] = {};
-        const bool pair = left >= 2 * kBlock, first = left == g.kc;
-        const int64_t here = left < kBlock ? left : kBlock;
-        if (pair)
-            sum_squares<T, Exactness, 2, true>(sums, tiled, g.a_unit, here, g.b_stride, V::N, nullptr, false, least);
-        else
-            sum_squares<T, Exactness, 1, true>(sums, tiled, g.a_unit, here, g.b_stride, V::N, nullptr, false, least);
-        all = first ? load(sums) : all + load(sums);
-        if (pair) all = all + load(sums + V::N);
-        const int64_t done = pair ? 2 * here : here;
-        left -= done;
-        tiled.a += done / Units<T>::kDepth * g.a_unit;
-        tiled.b += done;
-    }
-    store(to, all);
+#if defined(__AVX2__)
+/* ---- by runs of 16 bytes ------------------------------------------------------------------------------------------------- */
+
+/* F32 with vectors of 8, to which a load into half of one is no shuffle: of as many columns four elements each take no more shuffles than
+ * make them a square in each half. A sum waits four clocks for what was added before: so four of them are under way, of columns beside
+ * each other, or where these meet in one set of the first-level cache two of them, of two K blocks. */
+
+constexpr int kRun = 16 / sizeof(float);
+
+/** x[i] = element i of N columns, of which `b` is the first and `half` the one in the middle. */
+INFINI_INLINE void load_runs(VH (&x)[kRun], const float *b, const float *half, int64_t stride) {
+    __m256i lanes[kRun];
+#pragma GCC unroll 4
+    for (int i = 0; i < kRun; ++i)
+        lanes[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(load_bytes<__m128i>(b + i * stride)),
+                                           load_bytes<__m128i>(half + i * stride), 1);
+    transpose_lanes<sizeof(float)>(lanes);
+#pragma GCC unroll 4
+    for (int i = 0; i < kRun; ++i) x[i] = {_mm256_castsi256_ps(lanes[i])};
 }
+
+/** What comes next in Columns columns of B is fetched so far ahead. */
+struct RunFetch {
+    const float *end, *after; // of the first column; where the next ones begin, or null
+    int64_t distance;         // elements
+    bool far;
+
+    template <int Columns>
+    INFINI_INLINE void operator()(const float *b, int64_t stride) const {
+        const float *const next = b + distance < end ? b + distance : after + (b + distance - end);
+#pragma GCC unroll 8
+        for (int i = 0; i < Columns; ++i)
+            if (far)
+                prefetch<true>(next + i * stride);
+            else
+                prefetch<false>(next + i * stride);
+    }
+};
+
+/** The sums of Groups * N columns over `elements` of each of Blocks K blocks. Of the last run, which may be part of one, what lies
+ *  before it is read once more. */
+template <int Groups, int Blocks>
+INFINI_INLINE void sum_blocks(VH (&sums)[Blocks][Groups], const float *a, const float *b, int64_t stride_,
+                              int64_t elements, const RunFetch &fetch) {
+    constexpr int N = VH::N, kLineRuns = kLine / 16;
+    const int64_t stride = opaque(stride_);
+    const float *at[Groups][2];
+#pragma GCC unroll 4
+    for (int group = 0; group < Groups; ++group) {
+        at[group][0] = b + group * N * stride;
+        at[group][1] = b + (group * N + N / 2) * stride;
+#pragma GCC unroll 2
+        for (int block = 0; block < Blocks; ++block) sums[block][group] = zero(VH{});
+    }
+    const auto multiply = [&](int first) INFINI_INLINE_LAMBDA {
+#pragma GCC unroll 4
+        for (int group = 0; group < Groups; ++group) {
+            at[group][0] = opaque(at[group][0]);
+            at[group][1] = opaque(at[group][1]);
+#pragma GCC unroll 2
+            for (int block = 0; block < Blocks; ++block) {
+                VH x[kRun];
+                load_runs(x, at[group][0] + block * kGemmBlockUnits, at[group][1] + block * kGemmBlockUnits, stride);
+#pragma GCC unroll 4
+                for (int u = 0; u < kRun; ++u)
+                    if (u >= first)
+                        sums[block][group] = fma(splat<VH>(a[block * kGemmBlockUnits + u]), x[u], sums[block][group]);
+            }
+        }
+    };
+    const auto pass = [&](int64_t some) INFINI_INLINE_LAMBDA {
+        a += some;
+#pragma GCC unroll 8
+        for (int i = 0; i < 2 * Groups; ++i) at[i / 2][i % 2] += some;
+    };
+    int64_t i = 0;
+    for (; i + kRun <= elements; i += kRun) {
+        if (fetch.after != nullptr && i / kRun % kLineRuns == 0)
+#pragma GCC unroll 2
+            for (int block = 0; block < Blocks; ++block)
+                fetch.template operator()<Groups * N>(at[0][0] + block * kGemmBlockUnits, stride);
+        multiply(0);
+        pass(kRun);
+    }
+    if (i == elements) return;
+    const int before = static_cast<int>(i + kRun - elements);
+    pass(-before);
+    multiply(before);
+}
+
+/** to[i] = the sum of column i of Groups * N. k is a run or more. `ahead`: as many columns of B that come next, or null; far: from
+ *  memory. */
+template <int Groups, int Blocks>
+INFINI_INLINE void sum_runs(float *to, const float *a, int64_t k, const float *b, int64_t stride, const float *ahead,
+                            bool far) {
+    const RunFetch fetch{b + k, ahead, (far ? 32 : 5) * kLine / static_cast<int64_t>(sizeof(float)), far};
+    VH all[Groups];
+    for (int64_t block = 0; block < k;) {
+        const auto some = [&](auto &sums, int64_t elements) INFINI_INLINE_LAMBDA {
+            sum_blocks(sums, a + block, b + block, stride, elements, fetch);
+            for (const auto &of_block : sums) {
+#pragma GCC unroll 4
+                for (int group = 0; group < Groups; ++group)
+                    all[group] = block == 0 ? of_block[group] : all[group] + of_block[group];
+                block += elements;
+            }
+        };
+        VH sums[Blocks][Groups], one[1][Groups];
+        if (Blocks > 1 && k - block >= Blocks * kGemmBlockUnits)
+            some(sums, kGemmBlockUnits);
+        else
+            some(one, k - block < kGemmBlockUnits ? k - block : kGemmBlockUnits);
+    }
+#pragma GCC unroll 4
+    for (int group = 0; group < Groups; ++group) store(to + group * VH::N, all[group]);
+}
+
+/** How many of the columns are summed up so. From memory columns that meet are read faster eight at a time than sixteen. With vectors
+ *  of 8 it is faster in the caches, if columns that meet need not be fetched. */
+INFINI_INLINE int64_t sum_columns_by_runs(float *sums, const GemmInPlace &g, const float *b, int64_t columns,
+                                          const float *ahead) {
+    constexpr bool kWide = VF::N > VH::N;
+    const bool meet = rows_meet(g.b_stride * 4), fetched = ahead != nullptr, far = fetches_early(g);
+    if (!(kWide ? fetched && far && meet : !fetched || (!far && !meet))) return 0;
+    int64_t i = 0;
+    const auto some = [&](auto kernel, int64_t n) INFINI_INLINE_LAMBDA {
+        for (; i + n <= columns; i += n) {
+            const float *const from = b + i * g.b_stride;
+            const float *const next = !fetched || i + 2 * n > columns ? ahead : from + n * g.b_stride;
+            kernel(sums + i, static_cast<const float *>(g.a), g.kc, from, g.b_stride, next, far);
+        }
+    };
+    if constexpr (kWide) {
+        some(sum_runs<1, 1>, VH::N);
+    } else {
+        if (!fetched && !meet) some(sum_runs<4, 1>, 4 * VH::N);
+        some(sum_runs<1, 2>, VH::N);
+    }
+    return i;
+}
+#endif
 
 /* ---- by cache lines, transposed on their way to a buffer -------------------------------------------------------------------- */
 
@@ -275,17 +388,18 @@ INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const Gemm
         }
     }
 #endif
+#if defined(__AVX2__)
+    if constexpr (sizeof(T) == 4)
+        if (g.a_unit == 1 && g.kc >= kRun) i = sum_columns_by_runs(sums, g, b, columns, ahead);
+#endif
     constexpr int64_t kSome = kSideBySide<T> * V::N;
     const auto columns_at = [&](int64_t at) { return Tiled<T>{a, b + at * g.b_stride, 0, V::N * g.b_stride}; };
     if constexpr (sizeof(T) >= 4 && V::N >= 8)
         if (ahead == nullptr) {
-            if (!rows_meet(g.b_stride * static_cast<int64_t>(sizeof(T)))) {
+            if (!rows_meet(g.b_stride * static_cast<int64_t>(sizeof(T))))
                 for (; i + 2 * V::N <= columns; i += 2 * V::N)
                     sum_squares<T, Exactness, 2, true>(sums + i, columns_at(i), g.a_unit, g.kc, g.b_stride, 2 * V::N,
                                                        nullptr, false, least);
-            } else if constexpr (sizeof(T) == 4 && V::N == 8) { // 16 are as fast one block after the other
-                for (; i + V::N <= columns; i += V::N) sum_block_pairs<T, Exactness>(sums + i, columns_at(i), g, least);
-            }
         }
     for (; i + kSome <= columns; i += kSome)
         sum_squares<T, Exactness, kSideBySide<T>, true>(
