@@ -340,24 +340,28 @@ def test_a_row_of_a_product_with_a_large_b(
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_short_columns_of_a_b_from_memory(
+def test_columns_of_a_b_from_memory(
     dtype: str, rng: np.random.Generator, num_threads: Threads, record_property: Record
 ) -> None:
     """B transposed, of more than 16 MiB, in columns of one to three cache lines and some more: what is
-    fetched ahead must not count on longer ones. Of small integers, so that any sum is exact."""
+    fetched ahead must not count on longer ones; or in some that meet in one set of the first-level cache. Of
+    small integers, so that any sum is exact, and rounded once."""
     element = _normal(rng, dtype, 1, 1).dtype
-    line, heights = 64 // element.itemsize, (1, 2, 9, 16)
-    for k in (line, line + 1, 2 * line, 2 * line + 1, 3 * line):
+    line, meeting, heights = 64 // element.itemsize, 2048 // element.itemsize, (1, 2, 3, 4, 9, 16)
+    ks = (line, line + 1, 2 * line, 2 * line + 1, 3 * line, meeting - 1, meeting, 2 * meeting - 3)
+    for k in ks:
         columns = (17 << 20) // (k * element.itemsize)
         a = rng.integers(0, 3, (max(heights), k)).astype(element)
         few = rng.integers(0, 3, (97, k)).astype(element)
-        b = np.resize(few, (columns, k))
-        needed = np.resize((few.astype(np.float64) @ a.astype(np.float64).T).T, (max(heights), 97))
+        apart = k if k <= 3 * line else -(-k // meeting) * meeting
+        b = np.empty((columns, apart), element)[:, :k]
+        b[...] = np.resize(few, (columns, k))
+        needed = (a.astype(np.float64) @ few.astype(np.float64).T).astype(np.float32).astype(element)
         for m, count in itertools.product(heights, (1, 2)):
             num_threads(count)
-            got = np.asarray(infiniop_py.gemm(a[:m], b.T)).astype(np.float64)
+            got = np.asarray(infiniop_py.gemm(a[:m], b.T))
             assert np.array_equal(got, needed[:m, np.arange(columns) % 97]), f"{m} x {k}, {count} threads"
-    record_property("cases", 5 * 2 * len(heights))
+    record_property("cases", len(ks) * 2 * len(heights))
 
 
 # Columns of which a thread has about as many as are fetched ahead, none of them whole vectors. Rows of B

@@ -107,120 +107,6 @@ INFINI_INLINE void sum_squares(typename Units<T>::Sums::Scalar *to, Tiled<T> til
 #if defined(__AVX2__)
 /* ---- by runs of 16 bytes ------------------------------------------------------------------------------------------------- */
 
-/* F32 with vectors of 8, to which a load into half of one is no shuffle: of as many columns four elements each take no more shuffles than
- * make them a square in each half. A sum waits four clocks for what was added before: so four of them are under way, of columns beside
- * each other, or where these meet in one set of the first-level cache two of them, of two K blocks. */
-
-constexpr int kRun = 16 / sizeof(float);
-
-/** x[i] = element i of N columns, of which `b` is the first and `half` the one in the middle. */
-INFINI_INLINE void load_runs(VH (&x)[kRun], const float *b, const float *half, int64_t stride) {
-    __m256i lanes[kRun];
-#pragma GCC unroll 4
-    for (int i = 0; i < kRun; ++i)
-        lanes[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(load_bytes<__m128i>(b + i * stride)),
-                                           load_bytes<__m128i>(half + i * stride), 1);
-    transpose_lanes<sizeof(float)>(lanes);
-#pragma GCC unroll 4
-    for (int i = 0; i < kRun; ++i) x[i] = {_mm256_castsi256_ps(lanes[i])};
-}
-
-/** What comes next in Columns columns of B is fetched so far ahead. */
-struct RunFetch {
-    const float *end, *after; // of the first column; where the next ones begin, or null
-    int64_t distance;         // elements
-    bool far;
-
-    template <int Columns>
-    INFINI_INLINE void operator()(const float *b, int64_t stride) const {
-        const float *const next = b + distance < end ? b + distance : after + (b + distance - end);
-#pragma GCC unroll 8
-        for (int i = 0; i < Columns; ++i)
-            if (far)
-                prefetch<true>(next + i * stride);
-            else
-                prefetch<false>(next + i * stride);
-    }
-};
-
-/** The sums of Groups * N columns over `elements` of each of Blocks K blocks. Of the last run, which may be part of one, what lies
- *  before it is read once more. */
-template <int Groups, int Blocks>
-INFINI_INLINE void sum_blocks(VH (&sums)[Blocks][Groups], const float *a, const float *b, int64_t stride_,
-                              int64_t elements, const RunFetch &fetch) {
-    constexpr int N = VH::N, kLineRuns = kLine / 16;
-    const int64_t stride = opaque(stride_);
-    const float *at[Groups][2];
-#pragma GCC unroll 4
-    for (int group = 0; group < Groups; ++group) {
-        at[group][0] = b + group * N * stride;
-        at[group][1] = b + (group * N + N / 2) * stride;
-#pragma GCC unroll 2
-        for (int block = 0; block < Blocks; ++block) sums[block][group] = zero(VH{});
-    }
-    const auto multiply = [&](int first) INFINI_INLINE_LAMBDA {
-#pragma GCC unroll 4
-        for (int group = 0; group < Groups; ++group) {
-            at[group][0] = opaque(at[group][0]);
-            at[group][1] = opaque(at[group][1]);
-#pragma GCC unroll 2
-            for (int block = 0; block < Blocks; ++block) {
-                VH x[kRun];
-                load_runs(x, at[group][0] + block * kGemmBlockUnits, at[group][1] + block * kGemmBlockUnits, stride);
-#pragma GCC unroll 4
-                for (int u = 0; u < kRun; ++u)
-                    if (u >= first)
-                        sums[block][group] = fma(splat<VH>(a[block * kGemmBlockUnits + u]), x[u], sums[block][group]);
-            }
-        }
-    };
-    const auto pass = [&](int64_t some) INFINI_INLINE_LAMBDA {
-        a += some;
-#pragma GCC unroll 8
-        for (int i = 0; i < 2 * Groups; ++i) at[i / 2][i % 2] += some;
-    };
-    int64_t i = 0;
-    for (; i + kRun <= elements; i += kRun) {
-        if (fetch.after != nullptr && i / kRun % kLineRuns == 0)
-#pragma GCC unroll 2
-            for (int block = 0; block < Blocks; ++block)
-                fetch.template operator()<Groups * N>(at[0][0] + block * kGemmBlockUnits, stride);
-        multiply(0);
-        pass(kRun);
-    }
-    if (i == elements) return;
-    const int before = static_cast<int>(i + kRun - elements);
-    pass(-before);
-    multiply(before);
-}
-
-/** to[i] = the sum of column i of Groups * N. k is a run or more. `ahead`: as many columns of B that come next, or null; far: from
- *  memory. */
-template <int Groups, int Blocks>
-INFINI_INLINE void sum_runs(float *to, const float *a, int64_t k, const float *b, int64_t stride, const float *ahead,
-                            bool far) {
-    const RunFetch fetch{b + k, ahead, (far ? 32 : 5) * kLine / static_cast<int64_t>(sizeof(float)), far};
-    VH all[Groups];
-    for (int64_t block = 0; block < k;) {
-        const auto some = [&](auto &sums, int64_t elements) INFINI_INLINE_LAMBDA {
-            sum_blocks(sums, a + block, b + block, stride, elements, fetch);
-            for (const auto &of_block : sums) {
-#pragma GCC unroll 4
-                for (int group = 0; group < Groups; ++group)
-                    all[group] = block == 0 ? of_block[group] : all[group] + of_block[group];
-                block += elements;
-            }
-        };
-        VH sums[Blocks][Groups], one[1][Groups];
-        if (Blocks > 1 && k - block >= Blocks * kGemmBlockUnits)
-            some(sums, kGemmBlockUnits);
-        else
-            some(one, k - block < kGemmBlockUnits ? k - block : kGemmBlockUnits);
-    }
-#pragma GCC unroll 4
-    for (int group = 0; group < Groups; ++group) store(to + group * VH::N, all[group]);
-}
-
 /** How many of the columns are summed up so. From memory columns that meet are read faster eight at a time than sixteen. With vectors
  *  of 8 it is faster in the caches, if columns that meet need not be fetched. */
 INFINI_INLINE int64_t sum_columns_by_runs(float *sums, const GemmInPlace &g, const float *b, int64_t columns,
@@ -233,14 +119,14 @@ INFINI_INLINE int64_t sum_columns_by_runs(float *sums, const GemmInPlace &g, con
         for (; i + n <= columns; i += n) {
             const float *const from = b + i * g.b_stride;
             const float *const next = !fetched || i + 2 * n > columns ? ahead : from + n * g.b_stride;
-            kernel(sums + i, static_cast<const float *>(g.a), g.kc, from, g.b_stride, next, far);
+            kernel(sums + i, 0, static_cast<const float *>(g.a), 1, g.kc, from, g.b_stride, next, far);
         }
     };
     if constexpr (kWide) {
-        some(sum_runs<1, 1>, VH::N);
+        some(sum_runs<1, 1, 1>, VH::N);
     } else {
-        if (!fetched && !meet) some(sum_runs<4, 1>, 4 * VH::N);
-        some(sum_runs<1, 2>, VH::N);
+        if (!fetched && !meet) some(sum_runs<1, 4, 1>, 4 * VH::N);
+        some(sum_runs<1, 1, 2>, VH::N);
     }
     return i;
 }
