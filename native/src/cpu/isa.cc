@@ -49,6 +49,14 @@ bool all(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
     return cpu_has_avx512() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && all(eax, bit_AVX512BF16);
 }
 
+/** Zen 4 computes vectors of 64 bytes in halves, and loads and stores them in its caches no faster than two of 32. */
+[[maybe_unused]] bool avx512_is_halved() {
+    uint32_t eax, ebx, ecx, edx;
+    if (!__get_cpuid(0, &eax, &ebx, &ecx, &edx) || ebx != signature_AMD_ebx) return false;
+    constexpr uint32_t kFamily = 0x0ff00f00, kZen4 = 0x00a00f00; // and Zen 3, which has none
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (eax & kFamily) == kZen4;
+}
+
 /** Intel's from Sapphire Rapids on take four times as long for an instruction that multiplies pairs as for an FMA, and leave large
  *  products to AMX: BF16 converted to F32 is twice as fast there. Cooper Lake's and AMD's instructions are as fast as FMAs. */
 [[maybe_unused]] bool avx512_bf16_is_slow() {
@@ -90,6 +98,16 @@ constexpr Isa kIsas[] = {
     {"portable", &kKernelsPortable, always},
 };
 
+/** Rows of add and mul that convert nothing. Whoever names an instruction set gets its own. */
+[[maybe_unused]] void take_rows(KernelTable &to, const KernelTable &from) {
+    for (int op = 0; op < kBinaryOpCount; ++op)
+        for (int type = 0; type < kDtypeCount; ++type) {
+            if (type == INFINI_DTYPE_F16 || type == INFINI_DTYPE_BF16) continue;
+            to.binary[op][type] = from.binary[op][type];
+            to.binary_stream[op][type] = from.binary_stream[op][type];
+        }
+}
+
 void take_bf16(KernelTable &to, const KernelTable &from) {
     for (int op = 0; op < kBinaryOpCount; ++op) {
         to.binary[op][INFINI_DTYPE_BF16] = from.binary[op][INFINI_DTYPE_BF16];
@@ -125,6 +143,9 @@ Choice choose() {
     // also where the variable names none of them: whoever set it wants less, not more
     if (chosen == nullptr) chosen = std::end(kIsas) - 1;
     Choice choice{chosen->name, *chosen->table, {}};
+#if defined(INFINI_WITH_AVX512) && defined(INFINI_WITH_AVX2)
+    if (!capped && chosen->table == &kKernelsAvx512 && avx512_is_halved()) take_rows(choice.table, kKernelsAvx2);
+#endif
     if (chosen->of_bf16 != nullptr) take_bf16(choice.table, *chosen->of_bf16);
     if (chosen == best)
         std::snprintf(choice.reason, sizeof choice.reason, "the best of this CPU");
