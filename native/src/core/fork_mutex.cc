@@ -1,9 +1,5 @@
 #include "core/fork_mutex.h"
 
-#include <pthread.h>
-
-#include "core/thread_local.h"
-
 namespace infini {
 
 ForkMutex *ForkMutex::all_ = nullptr;
@@ -13,7 +9,6 @@ std::mutex &list_mutex() {
     static std::mutex &mutex = *new std::mutex;
     return mutex;
 }
-INFINI_THREAD_LOCAL const char this_thread = 0; // its address is the same in a forked child
 } // namespace
 
 ForkMutex::ForkMutex() {
@@ -23,12 +18,10 @@ ForkMutex::ForkMutex() {
     all_ = this;
 }
 
-void ForkMutex::take() { owner_.store(&this_thread, std::memory_order_relaxed); }
-
 void ForkMutex::before_fork() {
     list_mutex().lock();
     for (ForkMutex *m = all_; m != nullptr; m = m->next_) {
-        if (m->owner_.load(std::memory_order_relaxed) == &this_thread) continue;
+        if (m->owner_.load(std::memory_order_relaxed) == pthread_self()) continue;
         m->lock();
         m->for_fork_ = true;
     }

@@ -1,5 +1,7 @@
 /* A mutex that is free in the child after fork(), with the data it protects in order: fork() waits for it. */
 #pragma once
+#include <pthread.h>
+
 #include <atomic>
 #include <mutex>
 
@@ -12,22 +14,21 @@ public:
     ForkMutex();
     void lock() {
         mutex_.lock();
-        take();
+        owner_.store(pthread_self(), std::memory_order_relaxed);
     }
     void unlock() {
-        owner_.store(nullptr, std::memory_order_relaxed);
+        owner_.store(pthread_t{}, std::memory_order_relaxed);
         mutex_.unlock();
     }
 
 private:
     static void before_fork();
     static void after_fork();
-    void take();
 
     std::mutex mutex_;
-    std::atomic<const void *> owner_{nullptr}; // something of the thread's own
-    bool for_fork_ = false;                    // was it locked for fork()?
-    ForkMutex *next_;                          // mutexes are made once, in static objects, and never destroyed
+    std::atomic<pthread_t> owner_{}; // the same in a forked child
+    bool for_fork_ = false;          // was it locked for fork()?
+    ForkMutex *next_;                // mutexes are made once, in static objects, and never destroyed
     static ForkMutex *all_;
 };
 
