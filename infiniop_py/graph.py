@@ -520,8 +520,9 @@ class Graph:
 
         The new array has the device, dtype, shape and strides of the old one: else DeviceError, DTypeError,
         ShapeError or StrideError. What the graph reads or writes of the old one, views included, must lie
-        inside it; what has a name and lies inside becomes a Tensor in the new one. OperandError if the graph
-        does not use it, GraphError while the graph runs.
+        inside it; what lies between its elements stays where it is. What has a name and lies inside becomes a
+        Tensor in the new one. OperandError if the graph does not use it, or if two new arrays would take the
+        place of one operand, GraphError while the graph runs.
 
         >>> import numpy as np
         >>> from infiniop_py import add
