@@ -276,7 +276,6 @@ def test_another_thread_may_run_a_graph_but_not_at_the_same_time(own: Any) -> No
     proceed.set()
     thread.join()
     assert "another thread is running this graph" in str(errors[0])
-
     np.testing.assert_array_equal(y, x + x)
     graph.run()
 

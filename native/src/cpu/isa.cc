@@ -98,7 +98,7 @@ constexpr Isa kIsas[] = {
     {"portable", &kKernelsPortable, always},
 };
 
-/** Rows of add and mul that convert nothing. Whoever names an instruction set gets its own. */
+/** Rows of add and mul that convert nothing. */
 [[maybe_unused]] void take_rows(KernelTable &to, const KernelTable &from) {
     for (int op = 0; op < kBinaryOpCount; ++op)
         for (int type = 0; type < kDtypeCount; ++type) {
@@ -144,6 +144,7 @@ Choice choose() {
     if (chosen == nullptr) chosen = std::end(kIsas) - 1;
     Choice choice{chosen->name, *chosen->table, {}};
 #if defined(INFINI_WITH_AVX512) && defined(INFINI_WITH_AVX2)
+    // Whoever names an instruction set gets its own kernels.
     if (!capped && chosen->table == &kKernelsAvx512 && avx512_is_halved()) take_rows(choice.table, kKernelsAvx2);
 #endif
     if (chosen->of_bf16 != nullptr) take_bf16(choice.table, *chosen->of_bf16);

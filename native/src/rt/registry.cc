@@ -141,7 +141,8 @@ std::string file_defect(const char *path) {
     bool whole = std::fread(&header, sizeof header, 1, file) == 1 && std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0;
     const auto size = static_cast<uint64_t>(about.st_size);
     const auto *own = static_cast<const ElfW(Ehdr) *>(this_library().dli_fbase);
-    const bool readable = own != nullptr && std::memcmp(header.e_ident, own->e_ident, EI_DATA + 1) == 0;
+    // The headers of another word length or byte order are others; dlopen looks at these before it looks at segments.
+    const bool readable = own == nullptr || std::memcmp(header.e_ident, own->e_ident, EI_DATA + 1) == 0;
     for (unsigned i = 0; whole && readable && i < header.e_phnum; ++i) {
         ElfW(Phdr) segment;
         std::fseek(file, static_cast<long>(header.e_phoff + i * sizeof segment), SEEK_SET);
