@@ -91,7 +91,7 @@ def _adapter(op: str, name: str, operand: object) -> Adapter:
             # These two may be the instance's alone, not its class's.
             if not isinstance(operand, (np.ndarray, np.generic, type)):
                 for protocol, found in _INSTANCES:
-                    with _named(op, name):
+                    with named(op, name):
                         if asked(operand, protocol, hasattr, operand, protocol):
                             return found
             raise OperandError(
@@ -113,13 +113,13 @@ def views(op: str, names: Sequence[str], operands: Sequence[Any]) -> list[View]:
         adapter = _adapter(op, name, operand)
         if adapter is NUMPY:
             from_numpy_dtype(operand.dtype, f"{op}: dtype of {name}")
-        with _named(op, name):
+        with named(op, name):
             out.append(adapter.view(operand))
     return out
 
 
 @contextmanager
-def _named(op: str, name: str) -> Iterator[None]:
+def named(op: str, name: str) -> Iterator[None]:
     """Puts the operator and the operand before the messages of adapters."""
     try:
         yield
@@ -141,7 +141,7 @@ def need_writable(op: str, name: str, operand: Any) -> None:
         return
     adapter = _ADAPTERS.get(type(operand)) or _adapter(op, name, operand)
     if not adapter.writable(operand):
-        with _named(op, name):
+        with named(op, name):
             shape = adapter.view(operand)[1][1]
         raise ParamError(f"{op}: {name} with shape {shape} is read-only, but it is an output")
 
@@ -185,7 +185,7 @@ def stream_order(op: str, device: Device, operands: Iterable[Any]) -> StreamOrde
             continue
         adapter = _ADAPTERS.get(type(operand)) or _adapter(op, "operand", operand)
         assert adapter.stream is not None  # or it would be on the CPU
-        with _named(op, "operand"):
+        with named(op, "operand"):
             handles.append(adapter.stream(operand, device))
     return StreamOrder(device, handles, has_tensors)
 
@@ -245,7 +245,7 @@ def as_tensor(op: str, name: str, operand: Any) -> Tensor:
     adapter = _adapter(op, name, operand)
     if adapter is NUMPY:
         return of_array(op, name, operand)
-    with _named(op, name):
+    with named(op, name):
         device, layout, pointer = adapter.view(operand)
     return borrowed(device, layout, pointer, (operand, pointer), adapter.writable(operand))
 

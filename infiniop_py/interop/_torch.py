@@ -18,23 +18,34 @@ _NAMES = {"BF16": "bfloat16", "C32": "complex32"}
 
 
 @cache
-def adapter(torch: Any) -> Adapter:
-    """The adapter of an imported torch."""
-    dtypes: dict[Any, DType] = {}
+def _dtypes(torch: Any) -> dict[Any, DType]:
+    found: dict[Any, DType] = {}
     for dtype in all_dtypes():
         name = _NAMES.get(dtype.name) or (dtype._numpy.name if dtype._numpy is not None else "")
         if name and hasattr(torch, name):
-            dtypes[getattr(torch, name)] = dtype
-    of_dtype = {dtype: own for own, dtype in dtypes.items()}
+            found[getattr(torch, name)] = dtype
+    return found
+
+
+def from_torch_dtype(torch: Any, own: Any) -> DType:
+    """The DType of an imported torch's dtype."""
+    dtype = _dtypes(torch).get(own)
+    if dtype is None:
+        raise DTypeError(f"is a torch tensor of {own}, which is no element type of this library")
+    return dtype
+
+
+@cache
+def adapter(torch: Any) -> Adapter:
+    """The adapter of an imported torch."""
+    of_dtype = {dtype: own for own, dtype in _dtypes(torch).items()}
     plain, strided, empty = torch.Tensor, torch.strided, torch.empty
     is_grad_enabled = torch.is_grad_enabled
     increment_version = torch.autograd.graph.increment_version
 
     @lru_cache(maxsize=1 << 14)
     def layout(own: Any, shape: Shape, strides: tuple[int, ...]) -> Layout:
-        dtype = dtypes.get(own)
-        if dtype is None:
-            raise DTypeError(f"is a torch tensor of {own}, which is no element type of this library")
+        dtype = from_torch_dtype(torch, own)
         return interned(dtype, shape, tuple(stride * dtype.itemsize for stride in strides))
 
     @cache

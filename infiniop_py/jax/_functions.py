@@ -17,7 +17,7 @@ from .._layout import Layout, Shape, broadcast, interned, need_one_dtype, row_ma
 from ..dtypes import as_dtype
 from ..errors import ParamError, ShapeError
 from ..graph_operator import GraphOperator
-from ..ops._products import product_shape
+from ..ops._products import missing_addend, product_shape
 from ..ops._scalars import as_float
 from ._build import TARGET, register
 
@@ -190,7 +190,7 @@ def gemm(a: Array, b: Array, alpha: float = 1.0, beta: float = 0.0, *, c: Array 
     """Return ``alpha * a @ b + beta * c``; see :func:`infiniop_py.gemm`."""
     scalars = as_float("gemm", "alpha", alpha), as_float("gemm", "beta", beta)
     if c is None and scalars[1] != 0:
-        raise ParamError(f"gemm: beta is {beta}, but there is no c to add; pass c")
+        raise missing_addend(beta)
     if c is None or scalars[1] == 0:
         return _gemm(scalars[0], 0.0, (False, False), *_alike(a, b))
     a, b, c = _alike(a, b, c)

@@ -6,7 +6,7 @@ from itertools import product
 
 from .._layout import Layout, Shape, broadcast_to, count
 from .._native_op import Problem
-from ..errors import ShapeError
+from ..errors import ParamError, ShapeError
 
 
 def product_shape(op: str, a: Shape, b: Shape) -> Shape:
@@ -34,6 +34,11 @@ def product_shape(op: str, a: Shape, b: Shape) -> Shape:
             )
         sizes.append(size_b if size_a == 1 else size_a)
     return (*sizes, a[-2], b[-1])
+
+
+def missing_addend(beta: float, instead: str = "") -> ParamError:
+    """The refusal of a beta without a c."""
+    return ParamError(f"gemm: beta is {beta}, but there is no c to add; pass c{instead}")
 
 
 def product_flops(result: Shape, a: Shape) -> int:

@@ -9,11 +9,11 @@ from .._layout import RESULT, Layout, Shape, count, need_one_dtype
 from .._native_op import Problem, native_op
 from ..device import CPU
 from ..dtypes import DType
-from ..errors import ParamError, ShapeError
+from ..errors import ShapeError
 from ..graph_operator import GraphOperator, planned, submit_together
 from ..interop import allocate, common_device, count_writes, need_writable, views, views3, write_counts
 from ..tensor import Tensor
-from ._products import as_batches, most_batches, product_flops, product_shape
+from ._products import as_batches, missing_addend, most_batches, product_flops, product_shape
 from ._scalars import as_float
 from .gemm_add import GemmAdd
 from .gemm_mul import GemmMul
@@ -125,9 +125,7 @@ def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, *, c: Any = None
     adds = scalars[1] != 0
     if c is None:
         if adds:
-            raise ParamError(
-                f"gemm: beta is {beta}, but there is no c to add; pass c, or use gemm_ to add to the output"
-            )
+            raise missing_addend(beta, ", or use gemm_ to add to the output")
         if out is not None:
             return _into(out, a, b, scalars, _WITH_OUT)
         made = _again_to_new((a, b), (), scalars)

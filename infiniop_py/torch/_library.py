@@ -14,12 +14,13 @@ from torch import Tensor
 from .. import ops
 from .._bindings import Binding, compiled
 from .._bypass import when_implemented, when_recording
-from .._layout import listed
+from .._layout import need_one_dtype
 from .._native_op import NATIVE
 from ..device import DeviceType, thread
-from ..errors import DTypeError, ParamError
 from ..graph_operator import OPERATORS
-from ..ops._products import product_shape
+from ..interop import named
+from ..interop._torch import from_torch_dtype
+from ..ops._products import missing_addend, product_shape
 
 #: torch forgets what was registered when this goes.
 LIBRARY = torch.library.Library("infiniop", "DEF")
@@ -60,17 +61,19 @@ def _returning(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _need_one_dtype(op: str, **operands: Tensor | None) -> None:
-    given = {name: x.dtype for name, x in operands.items() if x is not None}
-    if len(set(given.values())) > 1:
-        raise DTypeError(
-            f"{op}: dtypes differ: {listed(list(given), list(given.values()))}; all must be the same"
-        )
+    names, layouts = [], []
+    for name, x in operands.items():
+        if x is not None:
+            with named(op, name):
+                layouts.append((from_torch_dtype(torch, x.dtype), (), ()))
+            names.append(name)
+    need_one_dtype(op, names, layouts)
 
 
 def _product(a: Tensor, b: Tensor, alpha: float = 1.0, beta: float = 0.0, c: Tensor | None = None) -> Tensor:
     _need_one_dtype("gemm", c=c, a=a, b=b)
     if c is None and beta != 0:
-        raise ParamError(f"gemm: beta is {beta}, but there is no c to add; pass c")
+        raise missing_addend(beta, ", or use gemm_ to add to the output")
     return a.new_empty(product_shape("gemm", tuple(a.shape), tuple(b.shape)))
 
 
