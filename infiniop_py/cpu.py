@@ -18,11 +18,13 @@ def _text(function: object) -> str:
 
 
 def cpu_isa() -> str:
-    """Return the instruction set of the CPU kernels: "portable", "avx2", "avx512" or "avx512_bf16".
+    """Return the instruction set of the CPU kernels: "portable", "avx2", "avx512", "avx512_bf16"
+    or "amx_bf16".
 
     It is the fastest this CPU has, capped by the environment variable ``INFINIOP_MAX_ISA`` as it was at the
     first use. "avx512_bf16" is used only where the variable names it on CPUs whose BF16 instructions are
-    slow (Intel's since Sapphire Rapids). Results of add, mul and rearrange do not depend on it.
+    slow (Intel's since Sapphire Rapids); "amx_bf16", where there is AMX, multiplies BF16 in tiles, for which
+    Linux is asked once to save them for this process. Results of add, mul and rearrange do not depend on it.
     """
     return _text(lib.infiniopGetCpuIsa)
 

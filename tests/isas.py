@@ -12,7 +12,7 @@ import pytest
 
 import infiniop_py
 
-ISAS = ("portable", "avx2", "avx512", "avx512_bf16")  # worst first
+ISAS = ("portable", "avx2", "avx512", "avx512_bf16", "amx_bf16")  # worst first
 TESTS = Path(__file__).resolve().parent
 _TIMEOUT_S = 600
 

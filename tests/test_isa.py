@@ -37,7 +37,7 @@ def _needed_beside_this(isa: str) -> None:
 
 def _dtype_that_differs(isa: str) -> str:
     """From what all tests run on: "all", or the one that has kernels of its own."""
-    return "bf16" if {isa, infiniop_py.cpu_isa()} == {"avx512", "avx512_bf16"} else "all"
+    return "bf16" if {isa, infiniop_py.cpu_isa()} <= {"avx512", "avx512_bf16", "amx_bf16"} else "all"
 
 
 def _canonical(x: Array) -> Array:
@@ -132,6 +132,28 @@ def test_the_environment_caps_the_choice(isa: str) -> None:
     expected = isa if isa in usable() else infiniop_py.cpu_isa()
     got = output(start(isa, "-c", "import infiniop_py; print(infiniop_py.cpu_isa())"))
     assert got.split() == [expected]
+
+
+_SMALL_SIGNAL_STACK = """
+import ctypes
+class Stack(ctypes.Structure):
+    _fields_ = [("p", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+memory = ctypes.create_string_buffer(4096)
+stack = Stack(ctypes.addressof(memory), 0, len(memory))
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None) == 0
+import infiniop_py, infiniop_py.cpu
+print(infiniop_py.cpu_isa(), infiniop_py.cpu.cpu_isa_reason())
+"""
+
+
+def test_tiles_that_linux_does_not_save_are_not_used() -> None:
+    """It does not where a thread has a stack for its signals on which they have no room."""
+    needed("amx_bf16")
+    isa, _, reason = output(start("amx_bf16", "-c", _SMALL_SIGNAL_STACK)).strip().partition(" ")
+    assert (isa, reason) == (
+        "avx512",
+        "the system does not save the registers of amx_bf16 for this process",
+    )
 
 
 @best_only

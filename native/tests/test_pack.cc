@@ -45,10 +45,14 @@ struct Layout {
     int64_t w, k; // strides, in elements
 };
 
-void test_one(int dtype, int64_t width, int64_t kc, int64_t count, Layout stride) {
+enum Form { kPack, kPackRows };
+
+void test_form(Form form, int dtype, int64_t width, int64_t kc, int64_t count, Layout stride) {
     const GemmKernel &kernel = kernels().gemm[dtype];
     const int64_t size = kDtypes[dtype].size, unit = kernel.acc_size;
-    const int64_t units = (kc + kernel.unit_k - 1) / kernel.unit_k, panels = (count + width - 1) / width;
+    const int64_t least = (kc + kernel.unit_k - 1) / kernel.unit_k, group = kernel.unit_group;
+    const int64_t units = (least + group - 1) / group * group, panels = (count + width - 1) / width;
+    const int64_t together = form == kPackRows ? group : 1;
     const int64_t panel = (units * width + kGuards) * unit;
     std::vector<char> from(static_cast<size_t>(((count - 1) * stride.w + (kc - 1) * stride.k + 1) * size), kGuard);
     for (int64_t w = 0; w < count; ++w)
@@ -59,18 +63,26 @@ void test_one(int dtype, int64_t width, int64_t kc, int64_t count, Layout stride
         for (int64_t u = 0; u < units; ++u)
             for (int64_t i = 0; i < width; ++i) {
                 const int64_t w = p * width + i, k = u * kernel.unit_k;
-                char *at = &expected[static_cast<size_t>(p * panel + (u * width + i) * unit)];
+                const int64_t place = (u / together * width + i) * together + u % together;
+                char *at = &expected[static_cast<size_t>(p * panel + place * unit)];
                 const auto element = [&](int64_t of_k) { return w < count && of_k < kc ? value(w, of_k) : 0.0; };
                 if (kernel.unit_k == 1)
                     put(at, unit == 8 ? INFINI_DTYPE_F64 : INFINI_DTYPE_F32, element(k));
                 else
                     for (int64_t d = 0; d < kernel.unit_k; ++d) put(at + d * size, dtype, element(k + d));
             }
-    kernel.pack(packed.data(), panel / unit, from.data(), stride.w, stride.k, count, width, kc);
+    const GemmPack pack = form == kPackRows ? kernel.pack_rows : kernel.pack;
+    pack(packed.data(), panel / unit, from.data(), stride.w, stride.k, count, width, kc);
     if (!CHECK(packed == expected))
-        std::fprintf(stderr, "dtype %d, width %d, depth %d, %d of them, strides %d %d\n", dtype,
+        std::fprintf(stderr, "form %d, dtype %d, width %d, depth %d, %d of them, strides %d %d\n", form, dtype,
                      static_cast<int>(width), static_cast<int>(kc), static_cast<int>(count), static_cast<int>(stride.w),
                      static_cast<int>(stride.k));
+}
+
+void test_one(int dtype, int64_t width, int64_t kc, int64_t count, Layout stride) {
+    const GemmKernel &kernel = kernels().gemm[dtype];
+    test_form(kPack, dtype, width, kc, count, stride);
+    if (kernel.pack_rows != kernel.pack) test_form(kPackRows, dtype, width, kc, count, stride);
 }
 
 } // namespace

@@ -1251,7 +1251,7 @@ def test_the_result_does_not_depend_on_the_number_of_threads(abi: Abi, op: Op, c
 def test_cpu_isa(lib: Library) -> None:
     name = ctypes.c_char_p()
     assert lib.infiniopGetCpuIsa(ctypes.byref(name)) == SUCCESS
-    assert name.value in (b"portable", b"avx2", b"avx512", b"avx512_bf16")
+    assert name.value in (b"portable", b"avx2", b"avx512", b"avx512_bf16", b"amx_bf16")
 
 
 def reason(lib: Library, what: str) -> str:

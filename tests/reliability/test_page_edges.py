@@ -36,7 +36,7 @@ def run(isa: str, share: int, of: int, operators: tuple[str, ...], **environment
 @part
 @pytest.mark.parametrize("isa", ISAS)
 def test_products(isa: str, of: int, record_property: Callable[..., None]) -> None:
-    found = run(isa, ISAS.index(isa), of, PRODUCTS)
+    found = run(isa, 3 * ISAS.index(isa), of, PRODUCTS)
     record_property("cases", found["rows"])
     assert found["isa"] == isa and found["ways"] == WAYS
 

@@ -22,7 +22,7 @@ from infiniop_py._conformance.cases import DTYPES, FLOATS
 Record = Callable[[str, object], None]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sizes of stacks are those of Linux")
 
-ISAS = ("avx512_bf16", "avx2", "portable")
+ISAS = ("amx_bf16", "avx512_bf16", "avx2", "portable")
 #: What infiniop.h promises to be enough for a call; and for one from Python, with what checks it.
 NATIVE, PYTHON = 96 << 10, 160 << 10
 

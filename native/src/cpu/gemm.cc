@@ -9,7 +9,8 @@
  *
  *  Whatever the way, an element of C is the sum over k in ascending order (of units of k, see GemmKernel), one partial sum for
  *  each kGemmBlockUnits of them: the order depends on K alone, so a row of C has the same bits whatever M, N, the batch or the
- *  number of threads are. An epilogue is applied by each task to its part of C as soon as all of K is in it, and while it is in
+ *  number of threads are. Products in tiles (gemm_amx.inl) add on to one sum for all of K, in an order of their own, which is
+ *  that of their other kernels as well. An epilogue is applied by each task to its part of C as soon as all of K is in it, and while it is in
  *  the cache. */
 #include <algorithm>
 
@@ -26,6 +27,7 @@ namespace {
 
 constexpr double kFlopsPerThread = 1 << 19; // fewer are done before a second thread has begun,
 constexpr double kFlopsToWake = 1 << 24;    // or was awake to begin
+constexpr double kTilesPace = 8;            // so many times as much is done in tiles in that time
 constexpr double kFlopsOfLoad = 8;          // that take as long as an element of B to come from the second-level cache
 constexpr double kItemsFlops = 1 << 19;     // of items that a thread takes at a time: where that is often, threads wait
 constexpr double kFetchItemFlops = 2 * 48 * 48 * 48; // for less, fetching the next item costs more than it saves
@@ -39,7 +41,8 @@ struct GemmPlan final : CpuPlan {
     GemmPlan(const Gemm &gemm, size_t *workspace_size) : g(gemm) {
         if (g.k == 0) return; // nothing but scale()
         const double loads = static_cast<double>(g.k) * static_cast<double>(g.n);
-        const double flops = (g.flops() + kFlopsOfLoad * loads) * static_cast<double>(g.batch);
+        const double pace = g.kernel.in_tiles ? kTilesPace : 1;
+        const double flops = (g.flops() / pace + kFlopsOfLoad * loads) * static_cast<double>(g.batch);
         const int threads = worth_threads(flops);
         brief = flops < kFlopsToWake;
         // Small items are worth a thread each, not several threads one after the other.

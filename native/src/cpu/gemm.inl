@@ -227,7 +227,13 @@ constexpr GemmKernel gemm_kernel() {
                       U::kDepth,
                       kLineKernels,
                       kSmallL2,
+                      1,
+                      kGemmBlockUnits,
+                      false,
                       gemm_pack<T>,
+                      gemm_pack<T>,
+                      nullptr,
+                      nullptr,
                       {},
                       {},
                       {},
@@ -264,7 +270,8 @@ constexpr GemmKernel gemm_pairs_kernel() {
     kernel.nr = 2 * VP::N;
     kernel.in_place_rows = kInPlaceMaxRows;
     kernel.acc_size = sizeof(pair);
-    kernel.unit_k = 1;
+    kernel.unit_k = kernel.unit_group = 1;
+    kernel.block_units = kGemmBlockUnits;
     kernel.has_small_l2 = kSmallL2;
     kernel.store = gemm_store<bf16>;
     fill_pairs<Exactness, kInPlaceMaxRows>(kernel);

@@ -29,11 +29,11 @@ struct Blocked final : Way {
     Blocked(const Gemm &gemm, int threads) : Way(gemm) {
         block_p = std::min(panels_m, ceil_div(kBlockM, mr));
         block_n = std::min(round_up(n, nr), round_up(kBlockN, nr));
-        const int64_t bytes_k_block = kTaskRows * kGemmBlockUnits * kernel.acc_size;
+        const int64_t bytes_k_block = kTaskRows * kernel.block_units * kernel.acc_size;
         const int64_t most = std::max<int64_t>(second_level_cache() / kParts / bytes_k_block, 1);
         deep = ceil_div(k_blocks(), ceil_div(k_blocks(), most)) * block_k;
         const int64_t depth = units(std::min(k, deep));
-        bytes_a = acc_bytes(std::min(block_p, task_panels()) * mr * depth) + tile_bytes();
+        bytes_a = acc_bytes(std::min(block_p, task_panels()) * mr * depth) + tiles() * tile_bytes();
         bytes_b = block_n / nr * panel_b(depth);
         // They wait here for the next K blocks.
         bytes_sums = k_steps() > 1 ? block_p * ceil_div(block_n, nr) * tile_bytes() : 0;
@@ -74,24 +74,27 @@ struct Blocked final : Way {
                 [&](int slot) { return pack_b(panels + slot * bytes_b, r.b, n, k, 0, runs(n, k)); },
                 [&](int64_t t, int slot, int least_b) {
                     PackedRows rows;
-                    multiply(all, tasks, t, r, rows, scratch + slot * bytes_a, panels + slot * bytes_b, least_b, sums);
+                    Least least_a;
+                    multiply(all, tasks, t, r, rows, scratch + slot * bytes_a, panels + slot * bytes_b, least_b,
+                             least_a, sums);
                 });
             return;
         }
-        Least least[2];
+        Least least[2], least_a;
         for (int64_t step = -1; step < steps; ++step) {
             const int next = static_cast<int>((step + 1) & 1), now = 1 - next; // the first is packed into 0
             // This block is multiplied, and then the next one's B packed.
             const Block block = block_at(std::max<int64_t>(step, 0)), then = block_at(std::min(step + 1, steps - 1));
             const Tasks tasks = step < 0 ? Tasks{} : tasks_of(block, r.threads);
             const Tasks packing = step + 1 < steps ? pack_tasks(then, r.threads) : Tasks{};
-            least[next].forget();
+            least[next].forget(); // but where sums are added on to, those of the K blocks before
+            if (kernel.in_tiles) least[next].meet(least[now].exponent());
             Shares shares(tasks.all(), r.threads), packs(packing.all(), r.threads);
             parallel_for(r.threads, r.threads, [&](int64_t, int slot) {
                 PackedRows rows;
                 shares.work(slot, [&](int64_t t) {
                     multiply(block, tasks, t, r, rows, scratch + slot * bytes_a, panels + now * bytes_b,
-                             least[now].exponent(), sums);
+                             least[now].exponent(), least_a, sums);
                 });
                 packs.work(slot,
                            [&](int64_t t) { least[next].meet(pack(then, packing, t, r, panels + next * bytes_b)); });
@@ -133,6 +136,8 @@ struct Blocked final : Way {
     }
 
     int64_t task_panels() const { return kTaskRows / mr; } // of A; at most
+    /** Of those, so many are multiplied with a K block of a panel of B before the next one is. */
+    int64_t tiles() const { return kernel.in_tiles ? task_panels() : 1; }
     Tasks tasks_of(const Block &block, int threads) const {
         const int64_t groups = groups_of(block, threads);
         const int64_t parts =
@@ -165,7 +170,7 @@ struct Blocked final : Way {
     };
 
     void multiply(const Block &block, Tasks tasks, int64_t t, const Run &r, PackedRows &rows, char *scratch,
-                  const char *panels_b, int least_b, char *sums) const {
+                  const char *panels_b, int least_b, Least &least_of_all, char *sums) const {
         const bool first = block.k0 == 0, last = block.k0 + block.k == k;
         const int64_t depth = units(block.k), panels_n = ceil_div(block.n, nr);
         const int64_t group = t / (tasks.parts * tasks.cols), part = t / tasks.cols % tasks.parts;
@@ -173,31 +178,39 @@ struct Blocked final : Way {
                       p1 = block.p0 + block.panels * (part + 1) / tasks.parts;
         const auto [j0, j1] = panels_of(block, group * tasks.cols + t % tasks.cols, tasks.groups * tasks.cols);
         const int64_t group_end = panels_of(block, group, tasks.groups).j1;
-        char *const tile = scratch, *const packed = scratch + tile_bytes();
+        char *const tiles = scratch, *const packed = scratch + this->tiles() * tile_bytes();
         if (rows.part != part) {
             rows.part = part;
             rows.least = pack_a(packed, r.a, p0, p1, block.k0, block.k);
+            if (kernel.in_tiles) least_of_all.meet(rows.least);
         }
-        const GemmMultiply *const multiply = kernel.multiply[may_flush(rows.least, least_b) ? kExact : kFast];
+        const int least_a = kernel.in_tiles ? least_of_all.exponent() : rows.least;
+        const GemmMultiply *const multiply = kernel.multiply[may_flush(least_a, least_b) ? kExact : kFast];
+        const Multiplies begun(*this);
         for (int64_t j = j0; j < j1; ++j) {
             GemmFetch fetch = fetch_next(block, r, panels_b, j + 1, group_end, p0, p1);
-            for (int64_t p = p0; p < p1; ++p) {
-                char *const waiting = sums + ((p - block.p0) * panels_n + j) * tile_bytes();
-                const int64_t rows_p = height(p);
-                const char *panel_a = packed + bytes_before(p, depth) - bytes_before(p0, depth),
-                           *panel = panels_b + j * panel_b(depth), *sum = first ? nullptr : waiting;
-                if (last) fetch_c(r.c, row_of(p), block.n0 + j * nr, rows_p, std::min(nr, block.n - j * nr));
-                for (int64_t left = depth; left > 0; left -= kGemmBlockUnits) {
-                    const bool leaves = left <= kGemmBlockUnits && !last;
-                    multiply[rows_p](std::min(left, kGemmBlockUnits), panel_a, panel, sum, leaves ? waiting : tile,
-                                     fetch.left == 0 ? nullptr : &fetch);
-                    panel_a += rows_p * kGemmBlockUnits * kernel.acc_size;
-                    panel += nr * kGemmBlockUnits * kernel.acc_size;
-                    sum = tile;
-                }
-                if (last)
-                    kernel.store(at_c(r.c, row_of(p), block.n0 + j * nr), c.row, c.col, tile, nr, rows_p,
-                                 std::min(nr, block.n - j * nr), r.alpha, r.beta);
+            const int64_t cols = std::min(nr, block.n - j * nr);
+            for (int64_t first_p = p0, end; first_p < p1; first_p = end) {
+                end = std::min(first_p + this->tiles(), p1);
+                for (int64_t unit = 0; unit < depth; unit += kernel.block_units)
+                    for (int64_t p = first_p; p < end; ++p) {
+                        char *const tile = tiles + (p - first_p) * tile_bytes();
+                        char *const waiting = sums + ((p - block.p0) * panels_n + j) * tile_bytes();
+                        const int64_t rows_p = height(p), many = std::min<int64_t>(depth - unit, kernel.block_units);
+                        const bool begins = unit == 0, ends = unit + many == depth;
+                        const char *const panel_a = packed + bytes_before(p, depth) - bytes_before(p0, depth);
+                        const char *const panel = panels_b + j * panel_b(depth);
+                        if (begins && last) fetch_c(r.c, row_of(p), block.n0 + j * nr, rows_p, cols);
+                        multiply[rows_p](many, panel_a + rows_p * unit * kernel.acc_size,
+                                         panel + nr * unit * kernel.acc_size,
+                                         !begins ? tile
+                                         : first ? nullptr
+                                                 : waiting,
+                                         ends && !last ? waiting : tile, fetch.left == 0 ? nullptr : &fetch);
+                        if (ends && last)
+                            kernel.store(at_c(r.c, row_of(p), block.n0 + j * nr), c.row, c.col, tile, nr, rows_p, cols,
+                                         r.alpha, r.beta);
+                    }
             }
         }
         if (last)

@@ -143,7 +143,7 @@ struct Columns final : Way {
     };
     /** Packs its runs up to `end`, or a few less. */
     void pack(const Task &t, BlockB &block, int64_t end) const {
-        const int64_t together = runs_are_rows() ? kernel.unit_k : nr, all = runs(t.n, block.k);
+        const int64_t together = runs_are_rows() ? kernel.unit_k * kernel.unit_group : nr, all = runs(t.n, block.k);
         if (end < all) end -= end % together;
         if (end <= block.packed) return;
         block.least = std::min(block.least, pack_b(block.panels, block.from, t.n, block.k, block.packed, end));
@@ -188,7 +188,8 @@ struct Columns final : Way {
     /** Rows k0.. of a panel's columns. The first cache line of a row that does not begin with one was fetched with the panel before,
      *  if there is one. */
     GemmFetch fetch_panel(const Run &r, const Task &t, int64_t k0, int64_t j) const {
-        const int64_t steps = (t.p1 - t.p0) * (kGemmBlockUnits / kGemmStepsTogether), runs = std::min(block_k, k - k0);
+        const int64_t steps = (t.p1 - t.p0) * (kernel.block_units / kGemmStepsTogether),
+                      runs = std::min(block_k, k - k0);
         if (runs <= 0) return {};
         const int64_t run = t.panel(j, nr) * size;
         const char *const at = at_b(r.b, k0, t.j0 + j) + (j < t.head ? 0 : kLine - 1);
@@ -202,13 +203,16 @@ struct Columns final : Way {
         };
         BlockB now = block_b(0);
         pack(t, now, runs(t.n, now.k));
+        int least_b = kLeastOfNothing;
+        const Multiplies begun(*this);
         for (int64_t k0 = 0; k0 < k; k0 += block_k) {
             const bool last = k0 + block_k >= k;
             // What is asked for of the next block during one product is there, and packed, after the one that follows.
             BlockB next = last ? BlockB{} : block_b(k0 + block_k);
             GemmFetch fetch = last ? GemmFetch{} : fetch_b(next.from, t.n, next.k, t.p1 - t.p0);
             const int64_t depth = units(now.k);
-            const GemmMultiply *const multiply = kernel.multiply[may_flush(least_a, now.least) ? kExact : kFast];
+            least_b = std::min(least_b, now.least); // of all there is in the sums
+            const GemmMultiply *const multiply = kernel.multiply[may_flush(least_a, least_b) ? kExact : kFast];
             char *tile = sums;
             for (int64_t j = 0; j < t.n; j += nr)
                 for (int64_t p = t.p0; p < t.p1; ++p) {

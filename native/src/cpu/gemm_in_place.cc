@@ -92,7 +92,7 @@ struct InPlace final : Way {
             return g.b.row == 1 && (g.m <= g.kernel.in_place_rows || packs_for_columns(g)) && a_fits(g);
         if (holds(g) || has_steps(g)) return a_fits(g);
         // Elements are converted at each use, by each group of rows: worth it where packing costs more.
-        const bool packs = g.converts() && g.can_pack_rows() && !g.b_is_in_memory();
+        const bool packs = g.kernel.in_tiles || (g.converts() && g.can_pack_rows() && !g.b_is_in_memory());
         const int64_t few = packs ? g.kernel.in_place_rows : kInPlaceFewRows;
         const int64_t few_of_short = packs ? kInPlaceShortOfRows : kInPlaceShort;
         if (g.m <= few || (g.converts() && std::max(g.m, g.k) <= few_of_short))
@@ -166,7 +166,8 @@ struct InPlace final : Way {
                       : m > kInPlaceFewRows || (short_steps && one_group) ? kInPlaceRun
                                                                           : kInPlaceFewRowsRun;
         run /= size;
-        shares_k = streams && !in_steps && threads > 1 && (!small_l2() || n < kStreamOwnColumns / size * threads) &&
+        shares_k = streams && !in_steps && !kernel.in_tiles && threads > 1 &&
+                   (!small_l2() || n < kStreamOwnColumns / size * threads) &&
                    k_blocks() >= threads && // and few: K may be as long as 0 strides allow
                    k_blocks() <= kStreamMostSums / acc_bytes(m * (n + nr));
         if (streams) { // equal shares, as many for each thread
@@ -183,7 +184,7 @@ struct InPlace final : Way {
         while (threads > 1 && task_m > 32 && ceil_div(m, task_m) * ceil_div(n, task_n) < threads * kEach) task_m -= 8;
         tasks_m = ceil_div(m, task_m);
         tasks_n = ceil_div(n, task_n);
-        packed.bytes = packs_a ? acc_bytes(k_blocks() * kGemmBlockUnits * m) : 0;
+        packed.bytes = packs_a ? acc_bytes(k_blocks() * kernel.block_units * m) : 0;
         packed.own = packs_a && !shares_k && packs_for_itself(m * k, threads);
         divided = !by_rows && !b_is_in_memory();
         // Rows of a power of 2 would meet in one set of the first-level cache.
@@ -194,8 +195,8 @@ struct InPlace final : Way {
             ld += kLine / size + kLine / kernel.acc_size; // the columns before the first line, and those that align
         bytes_blocks = shares_k ? k_blocks() * acc_bytes(m * ld) : 0;
         bytes_sums =
-            !shares_k && (k > std::max(step, block_k) || c.col != 1 || may_repeat()) ? acc_bytes(task_m * ld) : 0;
-        bytes_part = !shares_k && (streams || step < std::min(k, block_k)) ? acc_bytes(task_m * ld) : 0;
+            !shares_k && (k > std::max(step, sum_k()) || c.col != 1 || may_repeat()) ? acc_bytes(task_m * ld) : 0;
+        bytes_part = !shares_k && (streams || step < std::min(k, sum_k())) ? acc_bytes(task_m * ld) : 0;
         const bool turns = !shares_k && c.row == 1 && c.col != 1 && task_m * kernel.acc_size >= kLine;
         bytes_turned = turns ? acc_bytes(kTurned * odd_lines(task_m, kernel.acc_size)) : 0;
         at_once = tasks_m * tasks_n == 1 && k <= step && packed.bytes + bytes_blocks + bytes_sums + bytes_part == 0;
@@ -252,8 +253,9 @@ struct InPlace final : Way {
         int least = kLeastOfNothing;
         for (int64_t i = 0; i < m; i += group) {
             const int64_t rows = std::min(group, m - i);
-            char *const to = r.workspace + kGemmBlockUnits * (block * m + i) * kernel.acc_size;
-            least = std::min(least, kernel.pack(to, 0, at_a(r.a, i, k0), a.row, a.col, rows, rows, kc));
+            char *const to = r.workspace + kernel.block_units * (block * m + i) * kernel.acc_size;
+            const GemmPack pack = by_rows ? kernel.pack_rows : kernel.pack;
+            least = std::min(least, pack(to, 0, at_a(r.a, i, k0), a.row, a.col, rows, rows, kc));
         }
         return least;
     }
@@ -312,7 +314,8 @@ struct InPlace final : Way {
 
     /** A from row i and element k0 on, as the kernels take it. */
     const char *a_of(const Run &r, int64_t i, int64_t k0) const {
-        return packs_a ? r.workspace + (k0 / kernel.unit_k * m + i) * kernel.acc_size : at_a(r.a, i, k0);
+        const int64_t together = by_rows ? kernel.unit_group : 1;
+        return packs_a ? r.workspace + (k0 / kernel.unit_k * m + i * together) * kernel.acc_size : at_a(r.a, i, k0);
     }
 
     std::string describe() const override {
@@ -411,9 +414,9 @@ struct InPlace final : Way {
             g.b = at_b(r.b, k0, t.j0);
             g.n = t.n;
             g.head = t.head;
-            g.add = k0 >= block_k;
-            g.begins = k0 % block_k == 0;
-            g.ends = last || (k0 + step) % block_k == 0;
+            g.add = k0 >= sum_k();
+            g.begins = k0 % sum_k() == 0;
+            g.ends = last || (k0 + step) % sum_k() == 0;
             g.alpha = r.alpha;
             g.beta = r.beta;
             g.fetch = r.fetch;

@@ -55,7 +55,7 @@ struct Gemm {
     GemmKernel kernel;
     int64_t size;    // bytes of an element of A and B
     int64_t c_size;  // and of C, which differ where A and B are taken as pairs
-    int64_t block_k; // kGemmBlockUnits, in elements
+    int64_t block_k; // elements in a K block
     int64_t batch, m, n, k;
     Matrix c, a, b, d; // d: of the epilogue, if there is one
     Epilogue epilogue;
@@ -67,7 +67,7 @@ struct Gemm {
         const InfiniOperand &dc = problem.operands[0], &da = problem.operands[1], &db = problem.operands[2];
         kernel = kernels().gemm[dc.dtype];
         size = c_size = kDtypes[dc.dtype].size;
-        block_k = kGemmBlockUnits * kernel.unit_k;
+        block_k = kernel.block_units * kernel.unit_k;
         const auto matrix = [&](const InfiniOperand &x) { return Matrix{x.stride[0], x.stride[1], x.stride[2]}; };
         batch = dc.shape[0];
         m = dc.shape[1];
@@ -155,7 +155,7 @@ struct Gemm {
         Gemm pairs = *this;
         pairs.kernel = kernels().gemm_pairs[exactness];
         pairs.size = pairs.kernel.acc_size;
-        pairs.block_k = kGemmBlockUnits;
+        pairs.block_k = pairs.kernel.block_units;
         pairs.k = k / 2;
         pairs.a.row = a.row / 2;
         return pairs;
@@ -191,8 +191,8 @@ struct Gemm {
         const auto pack = [&](int64_t from, int64_t to) {
             if (from == to) return kLeastOfNothing;
             const int64_t i0 = row_of(from);
-            return kernel.pack(panels + bytes_before(from, depth) - bytes_before(p0, depth), height(from) * depth,
-                               at_a(pa, i0, k0), a.row, a.col, row_of(to) - i0, height(from), kc);
+            return kernel.pack_rows(panels + bytes_before(from, depth) - bytes_before(p0, depth), height(from) * depth,
+                                    at_a(pa, i0, k0), a.row, a.col, row_of(to) - i0, height(from), kc);
         };
         return std::min(pack(p0, lower), pack(lower, p1));
     }
@@ -243,9 +243,11 @@ struct Gemm {
         }
         return count;
     }
-    int64_t units(int64_t depth) const { return ceil_div(depth, kernel.unit_k); }
+    int64_t units(int64_t depth) const { return round_up(ceil_div(depth, kernel.unit_k), kernel.unit_group); }
     double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
     int64_t k_blocks() const { return ceil_div(k, block_k); }
+    /** Elements of k that are summed up on their own. */
+    int64_t sum_k() const { return kernel.in_tiles ? std::max<int64_t>(k, 1) : block_k; }
     const char *at_a(const char *pa, int64_t i, int64_t l) const { return pa + (i * a.row + l * a.col) * size; }
     const char *at_b(const char *pb, int64_t l, int64_t j) const { return pb + (l * b.row + j * b.col) * size; }
     char *at_c(char *pc, int64_t i, int64_t j) const { return pc + (i * c.row + j * c.col) * c_size; }
@@ -267,6 +269,21 @@ struct Gemm {
         epilogue.run({at_c(pc, i0, j0), c.row, c.col}, {pd + (i0 * d.row + j0 * d.col) * c_size, d.row, d.col}, rows,
                      cols);
     }
+};
+
+/** While it lives, this thread may call kernel.multiply for panels of the product. */
+struct Multiplies {
+    explicit Multiplies(const Gemm &g) : end_(g.kernel.end) {
+        if (g.kernel.begin != nullptr) g.kernel.begin(static_cast<int>(g.mr));
+    }
+    ~Multiplies() {
+        if (end_ != nullptr) end_();
+    }
+    Multiplies(const Multiplies &) = delete;
+    Multiplies &operator=(const Multiplies &) = delete;
+
+private:
+    void (*end_)();
 };
 
 /** One item's operands and what a run may use for it. */

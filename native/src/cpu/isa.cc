@@ -9,6 +9,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 #include "core/lazy.h"
@@ -49,6 +51,21 @@ bool all(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
     return cpu_has_avx512() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && all(eax, bit_AVX512BF16);
 }
 
+[[maybe_unused]] bool cpu_has_amx_bf16() {
+    uint32_t eax, ebx, ecx, edx;
+    constexpr uint64_t kTiles = 0x60000;
+    constexpr uint32_t kAmxBf16 = 1 << 22, kAmxTile = 1 << 24;
+    return cpu_has_avx512_bf16() && all(saved_state(), kTiles) && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) &&
+           all(edx, kAmxBf16 | kAmxTile);
+}
+
+/** Linux saves tiles, which take 8 KiB, for processes that have asked for it: all their threads, and their children. Not for one with
+ *  a stack for signals that would have no room for them. */
+[[maybe_unused]] bool grants_tiles() {
+    constexpr long kRequest = 0x1023, kTileData = 18; // ARCH_REQ_XCOMP_PERM
+    return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+
 /** Zen 4 computes vectors of 64 bytes in halves, and loads and stores them in its caches no faster than two of 32. */
 [[maybe_unused]] bool avx512_is_halved() {
     uint32_t eax, ebx, ecx, edx;
@@ -74,12 +91,18 @@ struct Isa {
     bool (*available)() = nullptr;
     const KernelTable *of_bf16 = nullptr; // instead of the table's
     bool (*slow)() = nullptr;             // on this CPU slower than the next: chosen only where it is named
+    bool (*granted)() = nullptr;          // asks the operating system, where that has to be
 };
 
 bool always() { return true; }
 
 /** Best first; the portable kernels run everywhere and end the list. */
 constexpr Isa kIsas[] = {
+    {"amx_bf16",
+#if defined(INFINI_WITH_AMX_BF16)
+     &kKernelsAvx512, cpu_has_amx_bf16, &kKernelsAmxBf16, nullptr, grants_tiles
+#endif
+    },
     {"avx512_bf16",
 #if defined(INFINI_WITH_AVX512_BF16)
      &kKernelsAvx512, cpu_has_avx512_bf16, &kKernelsAvx512Bf16, avx512_bf16_is_slow
@@ -108,7 +131,11 @@ constexpr Isa kIsas[] = {
         }
 }
 
+/** What there is of it. */
 void take_bf16(KernelTable &to, const KernelTable &from) {
+    to.gemm[INFINI_DTYPE_BF16] = from.gemm[INFINI_DTYPE_BF16];
+    std::copy(std::begin(from.gemm_pairs), std::end(from.gemm_pairs), to.gemm_pairs);
+    if (from.binary[kBinaryAdd][INFINI_DTYPE_BF16] == nullptr) return;
     for (int op = 0; op < kBinaryOpCount; ++op) {
         to.binary[op][INFINI_DTYPE_BF16] = from.binary[op][INFINI_DTYPE_BF16];
         to.binary_stream[op][INFINI_DTYPE_BF16] = from.binary_stream[op][INFINI_DTYPE_BF16];
@@ -116,8 +143,6 @@ void take_bf16(KernelTable &to, const KernelTable &from) {
     }
     std::copy(std::begin(from.add_rms_norm[INFINI_DTYPE_BF16]), std::end(from.add_rms_norm[INFINI_DTYPE_BF16]),
               to.add_rms_norm[INFINI_DTYPE_BF16]);
-    to.gemm[INFINI_DTYPE_BF16] = from.gemm[INFINI_DTYPE_BF16];
-    std::copy(std::begin(from.gemm_pairs), std::end(from.gemm_pairs), to.gemm_pairs);
 }
 
 struct Choice {
@@ -129,7 +154,7 @@ struct Choice {
 Choice choose() {
     const char *most = secure_getenv("INFINIOP_MAX_ISA");
     const bool capped = most != nullptr && *most != '\0';
-    const Isa *best = nullptr, *chosen = nullptr;
+    const Isa *best = nullptr, *chosen = nullptr, *refused = nullptr;
     bool reached = !capped, known = false;
     for (const Isa &isa : kIsas) {
         const bool named = capped && strcasecmp(most, isa.name) == 0;
@@ -138,7 +163,11 @@ Choice choose() {
         if (isa.table == nullptr || !isa.available()) continue;
         const bool slow = isa.slow != nullptr && isa.slow();
         if (!slow && best == nullptr) best = &isa;
-        if ((named || (reached && !slow)) && chosen == nullptr) chosen = &isa;
+        if (chosen != nullptr || !(named || (reached && !slow))) continue;
+        if (isa.granted == nullptr || isa.granted())
+            chosen = &isa;
+        else
+            refused = &isa;
     }
     // also where the variable names none of them: whoever set it wants less, not more
     if (chosen == nullptr) chosen = std::end(kIsas) - 1;
@@ -148,7 +177,10 @@ Choice choose() {
     if (!capped && chosen->table == &kKernelsAvx512 && avx512_is_halved()) take_rows(choice.table, kKernelsAvx2);
 #endif
     if (chosen->of_bf16 != nullptr) take_bf16(choice.table, *chosen->of_bf16);
-    if (chosen == best)
+    if (refused != nullptr)
+        std::snprintf(choice.reason, sizeof choice.reason,
+                      "the system does not save the registers of %s for this process", refused->name);
+    else if (chosen == best)
         std::snprintf(choice.reason, sizeof choice.reason, "the best of this CPU");
     else if (chosen < best)
         std::snprintf(choice.reason, sizeof choice.reason, "named by INFINIOP_MAX_ISA; %s is faster on this CPU",

@@ -102,14 +102,14 @@ using GemmMultiply = void (*)(int64_t units, const void *a_panel, const void *b_
 using GemmMultiplyPack = void (*)(int64_t units, const void *a_panel, const void *b, int64_t b_stride, void *b_panel,
                                   const void *in, void *out, GemmFetch *fetch);
 
-constexpr int64_t kGemmBlockUnits = 256; // of k, a K block: it decides the order of sums
+constexpr int64_t kGemmBlockUnits = 256; // of k, in a K block (see GemmKernel): it decides the order of sums
 constexpr int kGemmStepsTogether = 4;    // of the register kernel, after which it may fetch something
 constexpr int64_t kGemvColumns = 32;     // of B that a gemv multiplies at a time
 constexpr int kHeldRows = 6;             // most of A of which registers hold some elements while B is streamed,
 constexpr int kStepsRows = 32;           // and most for which B is streamed in steps,
 constexpr int kStepsGroup = 16;          // so many at once
-constexpr int kGemmMaxRows = 12;         // of any instruction set's tile,
-constexpr int kColumnsMaxRows = 16;      // and of its kernels that read columns of B where they lie
+constexpr int kGemmMaxRows = 32;         // of any instruction set's tile,
+constexpr int kColumnsMaxRows = 32;      // and of its kernels that read columns of B where they lie
 /** Of so many rows, those that are multiplied first. */
 constexpr int steps_first(int rows) { return rows > kStepsGroup ? (rows + 1) / 2 : rows; }
 /** Do rows so many bytes apart meet in one or two sets of the first-level cache? */
@@ -145,6 +145,11 @@ struct GemmInPlace {
 /** Returns the least exponent met in B, see GemmKernel. */
 using GemmInPlaceKernel = int (*)(const GemmInPlace &);
 
+/** Packs `count` rows (or columns) of depth kc into panels that are panel_stride units apart: element k of row w is
+ *  src[w * stride_w + k * stride_k]; the last panel is filled up with 0. Returns the least exponent, see GemmKernel. */
+using GemmPack = int (*)(void *panels, int64_t panel_stride, const void *src, int64_t stride_w, int64_t stride_k,
+                         int64_t count, int64_t width, int64_t kc);
+
 /** The parts of a matrix product of one element type. "acc" is the type sums are kept in: float, or double for F64. Operands are
  *  packed into panels, unit[depth of the panel][width], width being at most mr for A and nr for B. A unit is one element of
  *  the type acc, or `unit_k` neighbours in k of the operands' own type, for instructions that sum these up on their own.
@@ -160,10 +165,18 @@ struct GemmKernel {
     int unit_k;             // elements
     bool packs_for_columns; // are these faster with packed A?
     bool has_small_l2;      // is 512 KiB all that may be expected of the second-level cache? Else 1 MiB
-    /** Packs `count` rows (or columns) of depth kc into panels that are panel_stride units apart: element k of row w is
-     *  src[w * stride_w + k * stride_k]; the last panel is filled up with 0. Returns the least exponent. */
-    int (*pack)(void *panels, int64_t panel_stride, const void *src, int64_t stride_w, int64_t stride_k, int64_t count,
-                int64_t width, int64_t kc);
+    int unit_group;         // panels hold a multiple of so many units of k, the last ones 0
+    int block_units;        // in a K block; at most kGemmBlockUnits
+    /** Are products computed by instructions for whole tiles (gemm_amx.inl)? They take a fraction of the time; the sum of a K block is
+     *  added on to, and not summed up for itself, so that its length decides nothing; and panels of A and of B are to be in the
+     *  first-level cache, where tiles are loaded from, the sums of a task in the second. */
+    bool in_tiles;
+    GemmPack pack;
+    GemmPack
+        pack_rows; // the same for A, where that is multiplied by rows of B: its units are [group][row][unit of the group]
+    /** Around a thread's calls of `multiply`, for panels of at most so many rows; or null. */
+    void (*begin)(int rows);
+    void (*end)();
     GemmMultiply multiply[2][kGemmMaxRows + 1];       // by exactness and the rows of the A panel, 1 to mr
     GemmMultiplyPack multiply_pack[kGemmMaxRows + 1]; // null where products need the least exponent of B
     GemmInPlaceKernel rows[2][kGemmMaxRows + 1];      // b[k * b_stride + j]
@@ -212,6 +225,7 @@ extern const KernelTable kKernelsPortable;
 #if defined(__x86_64__)
 extern const KernelTable kKernelsAvx2;
 extern const KernelTable kKernelsAvx512;
+extern const KernelTable kKernelsAmxBf16;    // products of BF16 alone
 extern const KernelTable kKernelsAvx512Bf16; // of BF16 alone: all else is as in kKernelsAvx512
 #endif
 
