@@ -27,6 +27,8 @@ constexpr int64_t kInPlaceFewRowsRun =
  * is faster at long runs. In a smaller cache (see GemmKernel) they have none where rows of B meet in a few of its sets. */
 constexpr int64_t kInPlaceMostNearB = 1024 * 1024;
 constexpr int64_t kInPlaceShortStep = 32;
+/* Of tiles, more rows of A take twice as many, since their sums come and go in each: if the rows of B are so near each other. */
+constexpr int64_t kInPlaceFewOfTiles = 24, kInPlaceNearRows = 8 * 1024;
 constexpr int64_t kInPlaceShortRun = 4096; // 2048 or 1024 in a smaller cache
 /* Bytes of B up to which its columns need no fetching, and the first rows of a task. Columns that few shuffles transpose come fast
  * enough from the last-level cache, but are fetched where that costs little: they may well come from memory. */
@@ -157,7 +159,8 @@ struct InPlace final : Way {
                              : converts()                       ? kColumnsNearBOfHalves
                                                                 : kColumnsNearB;
         fetches = !short_steps && n > near / size / k;
-        step = short_steps           ? kInPlaceShortStep
+        const bool longer = kernel.in_tiles && m > kInPlaceFewOfTiles && std::abs(b.row) * size <= kInPlaceNearRows;
+        step = short_steps           ? (longer ? 2 : 1) * kInPlaceShortStep
                : by_rows && !streams ? std::min(kInPlaceStep, block_k)
                : by_rows             ? block_k
                                      : k;
