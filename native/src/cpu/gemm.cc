@@ -10,8 +10,8 @@
  *  Whatever the way, an element of C is the sum over k in ascending order (of units of k, see GemmKernel), one partial sum for
  *  each kGemmBlockUnits of them: the order depends on K alone, so a row of C has the same bits whatever M, N, the batch or the
  *  number of threads are. Products in tiles (gemm_amx.inl) add on to one sum for all of K, in an order of their own, which is
- *  that of their other kernels as well. An epilogue is applied by each task to its part of C as soon as all of K is in it, and while it is in
- *  the cache. */
+ *  that of their other kernels as well. An epilogue is applied by each task to its part of C as soon as all of K is in it, and
+ *  while it is in the cache. */
 #include <algorithm>
 
 #include "cpu/caches.h"

@@ -143,11 +143,6 @@ struct TileSums<kExact, I, J> {
     }
 };
 
-/** So many elements of a row, the others 0. */
-INFINI_INLINE __m512i load_some(const bf16 *p, int64_t n) {
-    return n >= kTileK ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16(static_cast<__mmask32>((1u << n) - 1u), p);
-}
-
 /* ---- packing ----------------------------------------------------------------------------------------------------------- */
 
 /** As gemm_pack, and up to sixteen units filled up with 0: a part of k that ends before is a multiple of them. */
@@ -328,8 +323,8 @@ struct FewRows {
     alignas(64) float sums[R][kFewRowsRun], first[R][kFewRowsRun], second[R][kFewRowsRun];
 };
 
-/** Up to eight rows of B, k.. of 32, times elements that are converted: nothing is flushed. `ahead`: how far the elements are that are
- *  asked for, those of the next rows where a run ends. */
+/** Up to eight rows of B, of each 32, times elements that are converted: nothing is flushed. `ahead`: how far the elements are that
+ *  are asked for, those of the next rows where a run ends. */
 template <int R, bool Whole>
 INFINI_INLINE void add_few_rows(FewRows<R> &to, const pair *a, const bf16 *b, int64_t stride, int64_t cols,
                                 int64_t count, bool begins, bool ends, int64_t ahead) {

@@ -33,7 +33,7 @@ struct Blocked final : Way {
         const int64_t most = std::max<int64_t>(second_level_cache() / kParts / bytes_k_block, 1);
         deep = ceil_div(k_blocks(), ceil_div(k_blocks(), most)) * block_k;
         const int64_t depth = units(std::min(k, deep));
-        bytes_a = acc_bytes(std::min(block_p, task_panels()) * mr * depth) + tiles() * tile_bytes();
+        bytes_a = acc_bytes(std::min(block_p, task_panels()) * mr * depth) + panels_together() * tile_bytes();
         bytes_b = block_n / nr * panel_b(depth);
         // They wait here for the next K blocks.
         bytes_sums = k_steps() > 1 ? block_p * ceil_div(block_n, nr) * tile_bytes() : 0;
@@ -137,7 +137,7 @@ struct Blocked final : Way {
 
     int64_t task_panels() const { return kTaskRows / mr; } // of A; at most
     /** Of those, so many are multiplied with a K block of a panel of B before the next one is. */
-    int64_t tiles() const { return kernel.in_tiles ? task_panels() : 1; }
+    int64_t panels_together() const { return kernel.in_tiles ? task_panels() : 1; }
     Tasks tasks_of(const Block &block, int threads) const {
         const int64_t groups = groups_of(block, threads);
         const int64_t parts =
@@ -178,7 +178,7 @@ struct Blocked final : Way {
                       p1 = block.p0 + block.panels * (part + 1) / tasks.parts;
         const auto [j0, j1] = panels_of(block, group * tasks.cols + t % tasks.cols, tasks.groups * tasks.cols);
         const int64_t group_end = panels_of(block, group, tasks.groups).j1;
-        char *const tiles = scratch, *const packed = scratch + this->tiles() * tile_bytes();
+        char *const tiles = scratch, *const packed = scratch + panels_together() * tile_bytes();
         if (rows.part != part) {
             rows.part = part;
             rows.least = pack_a(packed, r.a, p0, p1, block.k0, block.k);
@@ -191,7 +191,7 @@ struct Blocked final : Way {
             GemmFetch fetch = fetch_next(block, r, panels_b, j + 1, group_end, p0, p1);
             const int64_t cols = std::min(nr, block.n - j * nr);
             for (int64_t first_p = p0, end; first_p < p1; first_p = end) {
-                end = std::min(first_p + this->tiles(), p1);
+                end = std::min(first_p + panels_together(), p1);
                 for (int64_t unit = 0; unit < depth; unit += kernel.block_units)
                     for (int64_t p = first_p; p < end; ++p) {
                         char *const tile = tiles + (p - first_p) * tile_bytes();

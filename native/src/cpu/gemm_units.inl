@@ -35,6 +35,11 @@ INFINI_INLINE V multiply_add(V a, V b, V sum) {
 }
 
 #if defined(__AVX512BF16__)
+/** 32 elements of a row, or n < 32 and zeros. */
+INFINI_INLINE __m512i load_some(const bf16 *p, int64_t n) {
+    return n >= 32 ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16(static_cast<__mmask32>((1u << n) - 1u), p);
+}
+
 /** Two neighbours in k, the first in the lower half. The instruction adds the product of the second ones, then that of the first
  *  ones, each rounded like a fused multiply-add, but takes subnormal operands and results for 0. */
 template <>
@@ -62,8 +67,7 @@ struct Units<bf16> {
     };
     static INFINI_INLINE VP vector(VF x) { return {_mm512_castps_si512(x.v)}; }
     static INFINI_INLINE VF along_k(const bf16 *p, int64_t left, Least &least) {
-        const __m512i x =
-            left >= 32 ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi16(static_cast<__mmask32>((1u << left) - 1u), p);
+        const __m512i x = load_some(p, left);
         least.meet(x);
         return {_mm512_castsi512_ps(x)};
     }

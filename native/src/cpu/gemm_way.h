@@ -247,7 +247,7 @@ struct Gemm {
     double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
     int64_t k_blocks() const { return ceil_div(k, block_k); }
     /** Elements of k that are summed up on their own. */
-    int64_t sum_k() const { return kernel.in_tiles ? std::max<int64_t>(k, 1) : block_k; }
+    int64_t sum_k() const { return kernel.in_tiles ? k : block_k; }
     const char *at_a(const char *pa, int64_t i, int64_t l) const { return pa + (i * a.row + l * a.col) * size; }
     const char *at_b(const char *pb, int64_t l, int64_t j) const { return pb + (l * b.row + j * b.col) * size; }
     char *at_c(char *pc, int64_t i, int64_t j) const { return pc + (i * c.row + j * c.col) * c_size; }

@@ -59,8 +59,8 @@ bool all(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
            all(edx, kAmxBf16 | kAmxTile);
 }
 
-/** Linux saves tiles, which take 8 KiB, for processes that have asked for it: all their threads, and their children. Not for one with
- *  a stack for signals that would have no room for them. */
+/** Linux saves tiles, which take 8 KiB, for processes that have asked for it: all their threads, and their children. Not for
+ *  one with a stack for signals that would have no room for them. */
 [[maybe_unused]] bool grants_tiles() {
     constexpr long kRequest = 0x1023, kTileData = 18; // ARCH_REQ_XCOMP_PERM
     return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;

@@ -167,13 +167,12 @@ struct GemmKernel {
     bool has_small_l2;      // is 512 KiB all that may be expected of the second-level cache? Else 1 MiB
     int unit_group;         // panels hold a multiple of so many units of k, the last ones 0
     int block_units;        // in a K block; at most kGemmBlockUnits
-    /** Are products computed by instructions for whole tiles (gemm_amx.inl)? They take a fraction of the time; the sum of a K block is
-     *  added on to, and not summed up for itself, so that its length decides nothing; and panels of A and of B are to be in the
-     *  first-level cache, where tiles are loaded from, the sums of a task in the second. */
+    /** Are products computed by instructions for whole tiles (gemm_amx.inl)? They take a fraction of the time; the sum of a K
+     *  block is added on to, and not summed up for itself, so that its length decides nothing; and panels of A and of B are to
+     *  be in the first-level cache, where tiles are loaded from, the sums of a task in the second. */
     bool in_tiles;
     GemmPack pack;
-    GemmPack
-        pack_rows; // the same for A, where that is multiplied by rows of B: its units are [group][row][unit of the group]
+    GemmPack pack_rows; // the same for an A that rows of B are multiplied by: [group][row][unit of the group]
     /** Around a thread's calls of `multiply`, for panels of at most so many rows; or null. */
     void (*begin)(int rows);
     void (*end)();
