@@ -55,7 +55,10 @@ constexpr int64_t kStep = 32, kStepFar = 24, kStepNear = 128, kStepManyHalves = 
  * K blocks took up to twice as long on Zen 4, as columns did on a Xeon); and see GemmInPlace::stream_ahead: what the processor fetches
  * from memory on its own suffers from what comes too early, on Zen 4 from all that does not follow at once. */
 constexpr int64_t kStreamSmallL2 = 1 << 20, kStreamRunSmallL2 = 32 * 1024, kStreamOwnColumns = 3 * 1024;
-constexpr int64_t kStreamAheadSmallL2 = 384, kStreamAheadZen4 = 64, kStreamAhead = 768;
+constexpr int64_t kStreamAheadSmallL2 = 384, kStreamAheadZen4 = 64, kStreamAheadZen5 = 1536, kStreamAhead = 768;
+/* Zen 5 multiplies twice as much as Zen 4 in the time that memory takes, with a cache of that size: it packs B from fewer rows of A on,
+ * where columns or, of pairs, rows meet in few sets of the first-level cache or are not of F16. */
+constexpr int64_t kColumnsRowsZen5 = 20, kInPlacePairsZen5 = 19;
 constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
 constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:
 constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
@@ -97,6 +100,7 @@ struct InPlace final : Way {
         const bool packs = g.kernel.in_tiles || (g.converts() && g.can_pack_rows() && !g.b_is_in_memory());
         const int64_t few = packs ? g.kernel.in_place_rows : kInPlaceFewRows;
         const int64_t few_of_short = packs ? kInPlaceShortOfRows : kInPlaceShort;
+        if (is_zen5() && g.kernel.unit_k > 1 && g.m > kInPlacePairsZen5 && rows_meet(g.b.row * g.size)) return false;
         if (g.m <= few || (g.converts() && std::max(g.m, g.k) <= few_of_short))
             return a_fits(g) && !(far_b(g) && crowded(g));
         if (far_b(g)) return false;
@@ -121,7 +125,7 @@ struct InPlace final : Way {
     }
     static bool has_steps(const Gemm &g) {
         return g.m <= kStepsRows && g.kernel.steps[g.m] != nullptr && g.n > kStepsB / g.size / g.k &&
-               g.k <= kFewRowsOfA / g.m && groups_find_b(g);
+               g.k <= kFewRowsOfA / g.m && groups_find_b(g) && !is_zen5();
     }
     void set_step() {
         const bool near = !common.far_b, many = m >= (near || size == 2 ? kStepManyHalves : kStepMany);
@@ -130,8 +134,12 @@ struct InPlace final : Way {
     }
     /** Is the processor's own second-level cache so small? (GemmKernel::has_small_l2 tells what its kernels were written for.) */
     static bool small_l2() { return second_level_cache() <= kStreamSmallL2; }
+    /** Or another one with such a cache that computes vectors of 64 bytes as a whole. */
+    static bool is_zen5() { return small_l2() && kernels().whole_lines; }
     static bool packs_for_columns(const Gemm &g) {
-        const int64_t most = g.kernel.unit_k == 1 && small_l2() ? kInPlaceFewRows : g.kernel.columns_rows; // measured
+        const int64_t most = g.kernel.unit_k > 1 || !small_l2() ? g.kernel.columns_rows // measured
+                             : is_zen5() && !g.converts()       ? kColumnsRowsZen5
+                                                                : kInPlaceFewRows;
         if (!g.kernel.packs_for_columns || g.m == 1 || g.m > most || g.k > kFewRowsOfA / g.m) return false;
         return g.m > g.kernel.in_place_rows || g.n > kPackedColumns / g.size / g.m / g.k;
     }
@@ -169,6 +177,7 @@ struct InPlace final : Way {
                       : m > kInPlaceFewRows || (short_steps && one_group) ? kInPlaceRun
                                                                           : kInPlaceFewRowsRun;
         run /= size;
+        if (short_steps) run = ceil_div(n, threads * std::max<int64_t>((n + threads * run / 2) / (threads * run), 1));
         shares_k = streams && !in_steps && !kernel.in_tiles && threads > 1 &&
                    (!small_l2() || n < kStreamOwnColumns / size * threads) &&
                    k_blocks() >= threads && // and few: K may be as long as 0 strides allow
@@ -211,6 +220,7 @@ struct InPlace final : Way {
         common.far_b = n > kColumnsFarB / size / k;
         common.stream_ahead = !small_l2() || !common.far_b ? kStreamAhead
                               : kernel.has_small_l2        ? kStreamAheadSmallL2
+                              : is_zen5()                  ? kStreamAheadZen5
                                                            : kStreamAheadZen4;
         set_step();
         common.ld = ld;

@@ -172,9 +172,12 @@ Choice choose() {
     // also where the variable names none of them: whoever set it wants less, not more
     if (chosen == nullptr) chosen = std::end(kIsas) - 1;
     Choice choice{chosen->name, *chosen->table, {}};
-#if defined(INFINI_WITH_AVX512) && defined(INFINI_WITH_AVX2)
+#if defined(INFINI_WITH_AVX512)
+    choice.table.whole_lines = chosen->table == &kKernelsAvx512 && !avx512_is_halved();
+#if defined(INFINI_WITH_AVX2)
     // Whoever names an instruction set gets its own kernels.
     if (!capped && chosen->table == &kKernelsAvx512 && avx512_is_halved()) take_rows(choice.table, kKernelsAvx2);
+#endif
 #endif
     if (chosen->of_bf16 != nullptr) take_bf16(choice.table, *chosen->of_bf16);
     if (refused != nullptr)

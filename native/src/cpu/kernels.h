@@ -218,6 +218,7 @@ struct KernelTable {
      *  only rows[kFast]; where there are none, in_place_rows is 0. */
     GemmKernel gemm_pairs[2];
     CeilingKernels ceilings;
+    bool whole_lines; // are vectors as long as a cache line, and does this CPU compute them as a whole?
 };
 
 extern const KernelTable kKernelsPortable;
