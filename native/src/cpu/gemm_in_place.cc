@@ -222,6 +222,7 @@ struct InPlace final : Way {
                               : kernel.has_small_l2        ? kStreamAheadSmallL2
                               : is_zen5()                  ? kStreamAheadZen5
                                                            : kStreamAheadZen4;
+        common.crowds_first = is_zen5() && !common.far_b;
         set_step();
         common.ld = ld;
         common.begins = common.ends = true;
@@ -391,7 +392,7 @@ struct InPlace final : Way {
         if (!by_rows) {
             g.ahead_every = !fetches      ? 0
                             : !small_l2() ? common.far_b ? kAheadNear : kColumnsRun
-                            : m == 1      ? kColumnsRunOfOneRow
+                            : m == 1      ? (is_zen5() && converts() ? kColumnsRun : kColumnsRunOfOneRow)
                                           : kColumnsRunSmallL2;
             const int64_t next = t.j0 + (divided ? 1 : r.threads) * task_n; // the thread's next task, probably
             g.ahead = k0 + step < k ? at_b(r.b, k0 + step, t.j0) : at_b(r.b, 0, std::min(next, n - 1));

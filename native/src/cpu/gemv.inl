@@ -251,7 +251,7 @@ INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const Gemm
 #if defined(__AVX512F__)
     if constexpr (sizeof(T) == 2)
         if (columns >= V::N && g.kc >= kLine / 2) {
-            if (columns == kGemvColumns && !rows_meet(g.b_stride * 2))
+            if (columns == kGemvColumns && (g.crowds_first || !rows_meet(g.b_stride * 2)))
                 return sum_lines<T, Exactness, kGemvColumns / V::N>(sums, g, b, ahead, least);
             for (; i < columns; i += V::N) {
                 i = i + V::N < columns ? i : columns - V::N;
