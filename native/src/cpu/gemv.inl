@@ -280,13 +280,21 @@ INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const Gemm
 #endif
     constexpr int64_t kSome = kSideBySide<T> * V::N;
     const auto columns_at = [&](int64_t at) { return Tiled<T>{a, b + at * g.b_stride, 0, V::N * g.b_stride}; };
-    if constexpr (sizeof(T) >= 4 && V::N >= 8)
+    if constexpr (sizeof(T) >= 4 && V::N >= 8) {
+        // One tile's sums are a chain that a fast CPU waits for; sixteen columns are not too many for its first-level cache.
+        const bool apart = !rows_meet(g.b_stride * static_cast<int64_t>(sizeof(T)));
         if (ahead == nullptr) {
-            if (!rows_meet(g.b_stride * static_cast<int64_t>(sizeof(T))))
+            if (apart || (g.crowds_first && V::N == 8))
                 for (; i + 2 * V::N <= columns; i += 2 * V::N)
                     sum_squares<T, Exactness, 2, true>(sums + i, columns_at(i), g.a_unit, g.kc, g.b_stride, 2 * V::N,
                                                        nullptr, false, least);
+        } else if (apart && g.crowds_first) {
+            for (; i + 2 * V::N <= columns; i += 2 * V::N)
+                sum_squares<T, Exactness, 2, true>(sums + i, columns_at(i), g.a_unit, g.kc, g.b_stride, 2 * V::N,
+                                                   i + 4 * V::N > columns ? ahead : b + (i + 2 * V::N) * g.b_stride,
+                                                   false, least);
         }
+    }
     for (; i + kSome <= columns; i += kSome)
         sum_squares<T, Exactness, kSideBySide<T>, true>(
             sums + i, columns_at(i), g.a_unit, g.kc, g.b_stride, kSome,
