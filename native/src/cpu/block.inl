@@ -193,7 +193,7 @@ INFINI_INLINE Block<T> load_block_as(const From *p) {
         return load_block(p);
     } else {
         Block<T> x;
-        load_parts(x.part, p);
+        load_parts(x, p);
         return x;
     }
 }

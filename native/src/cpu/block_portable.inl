@@ -31,7 +31,7 @@ INFINI_INLINE Packed<bf16> pack(const Block<bf16> &x) {
 }
 INFINI_INLINE Block<f16> unpack(const Packed<f16> &x) { return {{load(x.v[0].lanes)}}; }
 INFINI_INLINE Block<bf16> unpack(const Packed<bf16> &x) { return {{load(x.v[0].lanes)}}; }
-template <class From>
-INFINI_INLINE void load_parts(VF (&x)[1], const From *p) {
-    x[0] = load(p);
+template <class T, class From>
+INFINI_INLINE void load_parts(Block<T> &x, const From *p) {
+    x.part[0] = load(p);
 }

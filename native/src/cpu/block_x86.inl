@@ -1,6 +1,7 @@
 /* Blocks of halves with AVX2 and with AVX-512. */
 
-/** F16 is computed in vectors of 8 floats even where there are longer ones: Zen 4 converts those at a lower rate. */
+/** F16 is computed in vectors of 8 floats even where there are longer ones, which Zen 4 converts at a lower rate; but in
+ *  kernels_avx512_wide.cc. */
 struct VH {
     static constexpr int N = 8;
     using Scalar = float;
@@ -27,13 +28,39 @@ INFINI_INLINE VH load_eight(const bf16 *p) {
 }
 
 template <>
+constexpr bool kReadBack<f16> = true;
+#if defined(INFINI_WIDE_F16)
+template <>
+struct PartOf<f16> {
+    using type = VF;
+};
+template <>
+constexpr int kParts<f16> = 2;
+
+template <>
+struct Packed<f16> {
+    using Vector = __m256i;
+    Vector v[2];
+};
+INFINI_INLINE Block<f16> unpack(const Packed<f16> &x) {
+    return {{{_mm512_cvtph_ps(x.v[0])}, {_mm512_cvtph_ps(x.v[1])}}};
+}
+INFINI_INLINE Packed<f16> pack(const Block<f16> &x) {
+    constexpr int kRounding = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {{_mm512_cvtps_ph(x.part[0].v, kRounding), _mm512_cvtps_ph(x.part[1].v, kRounding)}};
+}
+template <class From>
+INFINI_INLINE void load_parts(Block<f16> &x, const From *p) {
+    x.part[0] = load(p);
+    x.part[1] = load(p + VF::N);
+}
+#else
+template <>
 struct PartOf<f16> {
     using type = VH;
 };
 template <>
 constexpr int kParts<f16> = 4;
-template <>
-constexpr bool kReadBack<f16> = true;
 
 template <>
 struct Packed<f16> {
@@ -54,13 +81,14 @@ INFINI_INLINE Packed<f16> pack(const Block<f16> &x) {
     return packed;
 }
 template <class From>
-INFINI_INLINE void load_parts(VH (&x)[4], const From *p) {
+INFINI_INLINE void load_parts(Block<f16> &x, const From *p) {
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) x[i] = load_eight(p + i * VH::N);
+    for (int i = 0; i < 4; ++i) x.part[i] = load_eight(p + i * VH::N);
 }
+#endif
 INFINI_INLINE Block<f16> load_block(const f16 *p) {
     Block<f16> block;
-    load_parts(block.part, p);
+    load_parts(block, p);
     return block;
 }
 
@@ -162,8 +190,8 @@ INFINI_INLINE void deal(VF (&x)[2]) {
 }
 #endif
 template <class From>
-INFINI_INLINE void load_parts(VF (&x)[2], const From *p) {
-    x[0] = load(p);
-    x[1] = load(p + VF::N);
-    deal(x);
+INFINI_INLINE void load_parts(Block<bf16> &x, const From *p) {
+    x.part[0] = load(p);
+    x.part[1] = load(p + VF::N);
+    deal(x.part);
 }

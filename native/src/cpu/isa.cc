@@ -66,13 +66,20 @@ bool all(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
     return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
 
+[[maybe_unused]] bool is_amd() {
+    uint32_t eax, ebx, ecx, edx;
+    return __get_cpuid(0, &eax, &ebx, &ecx, &edx) && ebx == signature_AMD_ebx;
+}
+
 /** Zen 4 computes vectors of 64 bytes in halves, and loads and stores them in its caches no faster than two of 32. */
 [[maybe_unused]] bool avx512_is_halved() {
     uint32_t eax, ebx, ecx, edx;
-    if (!__get_cpuid(0, &eax, &ebx, &ecx, &edx) || ebx != signature_AMD_ebx) return false;
     constexpr uint32_t kFamily = 0x0ff00f00, kZen4 = 0x00a00f00; // and Zen 3, which has none
-    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (eax & kFamily) == kZen4;
+    return is_amd() && __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (eax & kFamily) == kZen4;
 }
+
+/** Zen 5 converts F16 faster in vectors of 64 bytes. Of Intel's it is not known. */
+[[maybe_unused]] bool converts_wide_f16() { return is_amd() && !avx512_is_halved(); }
 
 /** Intel's from Sapphire Rapids on take four times as long for an instruction that multiplies pairs as for an FMA, and leave large
  *  products to AMX: BF16 converted to F32 is twice as fast there. Cooper Lake's and AMD's instructions are as fast as FMAs. */
@@ -131,18 +138,20 @@ constexpr Isa kIsas[] = {
         }
 }
 
-/** What there is of it. */
-void take_bf16(KernelTable &to, const KernelTable &from) {
+/** What there is of one type in a table of that alone, but for products. */
+[[maybe_unused]] void take_type(KernelTable &to, const KernelTable &from, infiniDtype_t type) {
+    if (from.binary[kBinaryAdd][type] == nullptr) return;
+    for (int op = 0; op < kBinaryOpCount; ++op) {
+        to.binary[op][type] = from.binary[op][type];
+        to.binary_stream[op][type] = from.binary_stream[op][type];
+        to.binary_tile[op][type] = from.binary_tile[op][type];
+    }
+    std::copy(std::begin(from.add_rms_norm[type]), std::end(from.add_rms_norm[type]), to.add_rms_norm[type]);
+}
+[[maybe_unused]] void take_bf16(KernelTable &to, const KernelTable &from) {
     to.gemm[INFINI_DTYPE_BF16] = from.gemm[INFINI_DTYPE_BF16];
     std::copy(std::begin(from.gemm_pairs), std::end(from.gemm_pairs), to.gemm_pairs);
-    if (from.binary[kBinaryAdd][INFINI_DTYPE_BF16] == nullptr) return;
-    for (int op = 0; op < kBinaryOpCount; ++op) {
-        to.binary[op][INFINI_DTYPE_BF16] = from.binary[op][INFINI_DTYPE_BF16];
-        to.binary_stream[op][INFINI_DTYPE_BF16] = from.binary_stream[op][INFINI_DTYPE_BF16];
-        to.binary_tile[op][INFINI_DTYPE_BF16] = from.binary_tile[op][INFINI_DTYPE_BF16];
-    }
-    std::copy(std::begin(from.add_rms_norm[INFINI_DTYPE_BF16]), std::end(from.add_rms_norm[INFINI_DTYPE_BF16]),
-              to.add_rms_norm[INFINI_DTYPE_BF16]);
+    take_type(to, from, INFINI_DTYPE_BF16);
 }
 
 struct Choice {
@@ -173,9 +182,12 @@ Choice choose() {
     if (chosen == nullptr) chosen = std::end(kIsas) - 1;
     Choice choice{chosen->name, *chosen->table, {}};
 #if defined(INFINI_WITH_AVX512)
-    choice.table.whole_lines = chosen->table == &kKernelsAvx512 && !avx512_is_halved();
-#if defined(INFINI_WITH_AVX2)
     // Whoever names an instruction set gets its own kernels.
+    if (chosen->table == &kKernelsAvx512 && !avx512_is_halved()) {
+        choice.table.whole_lines = true;
+        if (!capped && converts_wide_f16()) take_type(choice.table, kKernelsAvx512Wide, INFINI_DTYPE_F16);
+    }
+#if defined(INFINI_WITH_AVX2)
     if (!capped && chosen->table == &kKernelsAvx512 && avx512_is_halved()) take_rows(choice.table, kKernelsAvx2);
 #endif
 #endif

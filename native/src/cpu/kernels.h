@@ -226,6 +226,7 @@ extern const KernelTable kKernelsPortable;
 #if defined(__x86_64__)
 extern const KernelTable kKernelsAvx2;
 extern const KernelTable kKernelsAvx512;
+extern const KernelTable kKernelsAvx512Wide; // add, mul and add_rms_norm of F16 alone
 extern const KernelTable kKernelsAmxBf16;    // products of BF16 alone
 extern const KernelTable kKernelsAvx512Bf16; // of BF16 alone: all else is as in kKernelsAvx512
 #endif

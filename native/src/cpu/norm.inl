@@ -201,11 +201,16 @@ constexpr void fill_norm_bf16(KernelTable &t) {
     norm[INFINI_DTYPE_F32] = norm_kernel<bf16, float>();
 }
 
+constexpr void fill_norm_f16(KernelTable &t) {
+    auto &norm = t.add_rms_norm[INFINI_DTYPE_F16];
+    norm[INFINI_DTYPE_F16] = norm_kernel<f16, f16>();
+    norm[INFINI_DTYPE_BF16] = norm_kernel<f16, bf16>();
+    norm[INFINI_DTYPE_F32] = norm_kernel<f16, float>();
+}
+
 constexpr void fill_norm(KernelTable &t) {
     auto &norm = t.add_rms_norm;
-    norm[INFINI_DTYPE_F16][INFINI_DTYPE_F16] = norm_kernel<f16, f16>();
-    norm[INFINI_DTYPE_F16][INFINI_DTYPE_BF16] = norm_kernel<f16, bf16>();
-    norm[INFINI_DTYPE_F16][INFINI_DTYPE_F32] = norm_kernel<f16, float>();
+    fill_norm_f16(t);
     fill_norm_bf16(t);
     norm[INFINI_DTYPE_F32][INFINI_DTYPE_F32] = norm_kernel<float, float>();
     norm[INFINI_DTYPE_F64][INFINI_DTYPE_F64] = norm_kernel<double, double>();
