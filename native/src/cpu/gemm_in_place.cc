@@ -1,8 +1,9 @@
-/* gemm in place: B is multiplied where it lies, in tasks that need nothing of each other. F32 and F64 where the rows of B are contiguous,
- * those of A as well, or as reads_a() has it, and B stays in the second-level cache; every dtype where A has few rows, or not many and K
- * is short. A is not packed either, unless it must be converted, or has several rows that are multiplied by columns of B with AVX-512.
- * Where there is more of B than the cache holds, few rows of A are multiplied by short blocks of K, and very few, or up to 32 with
- * AVX-512, by long runs of some of B's rows. Columns of B are multiplied over all of K (gemm_lines.inl, gemv.inl). */
+/* gemm in place: B is multiplied where it lies, in tasks that need nothing of each other. F32 and F64 where the rows of B are
+ * contiguous, those of A as well, or as reads_a() has it, and B stays in the second-level cache; every dtype where A has few
+ * rows, or not many and K is short. A is not packed either, unless it must be converted, or has several rows that are multiplied
+ * by columns of B with AVX-512. Where there is more of B than the cache holds, few rows of A are multiplied by short blocks of K,
+ * and very few, or up to 32 with AVX-512, by long runs of some of B's rows. Columns of B are multiplied over all of K
+ * (gemm_lines.inl, gemv.inl). */
 #include "cpu/gemm_way.h"
 #include "cpu/thread_pool.h"
 #include "cpu/tiles.h"
@@ -23,8 +24,9 @@ constexpr int64_t kInPlaceFewRows = 32, kInPlaceFewRowsSmallL2 = 20; // of A
 constexpr int64_t kInPlaceShort = 128, kInPlaceShortOfRows = 64;
 constexpr int64_t kInPlaceFewRowsRun =
     1024; // so that the next K block, on its way from memory, has room beside this one
-/* Few rows of A are multiplied, of more of B than near_b() or this, with so many rows of it at a time, in longer runs: they have room, those that follow beside them, and memory
- * is faster at long runs. In a smaller cache (see GemmKernel) they have none where rows of B meet in a few of its sets. */
+/* Few rows of A are multiplied, of more of B than near_b() or this, with so many rows of it at a time, in longer runs: they have
+ * room, those that follow beside them, and memory is faster at long runs. In a smaller cache (see GemmKernel) they have none
+ * where rows of B meet in a few of its sets. */
 constexpr int64_t kInPlaceMostNearB = 1024 * 1024;
 constexpr int64_t kInPlaceShortStep = 32;
 /* Of tiles, more rows of A take twice as many, since their sums come and go in each: if the rows of B are so near each other. */
@@ -33,31 +35,32 @@ constexpr int64_t kInPlaceShortRun = 4096; // 2048 or 1024 in a smaller cache
 /* Bytes of B up to which its columns need no fetching, and the first rows of a task. Columns that few shuffles transpose come fast
  * enough from the last-level cache, but are fetched where that costs little: they may well come from memory. */
 constexpr int64_t kColumnsNearB = 4 << 20, kColumnsNearBOfHalves = 16 << 20, kColumnsNearBSmallL2 = 512 * 1024;
-/* From which on they come from memory. With a small second-level cache they are fetched into that, early, in runs of so many cache lines
- * of a column, at least a K block's: memory is faster at long runs, but what is in use and what comes must have room beside several
- * rows of A and their sums. With a larger one, each line shortly before it is read: what comes early is in the way of the processor's
- * own fetching. Zen 4, with 1 MiB, and a Xeon, with 2, lose up to a fifth by each other's way; from its last-level cache the Xeon takes
- * K blocks. */
+/* From which on they come from memory. With a small second-level cache they are fetched into that, early, in runs of so many
+ * cache lines of a column, at least a K block's: memory is faster at long runs, but what is in use and what comes must have room
+ * beside several rows of A and their sums. With a larger one, each line shortly before it is read: what comes early is in the way
+ * of the processor's own fetching. Zen 4, with 1 MiB, and a Xeon, with 2, lose up to a fifth by each other's way; from its
+ * last-level cache the Xeon takes K blocks. */
 constexpr int64_t kColumnsFarB = 16 << 20;
 constexpr int64_t kColumnsRunSmallL2 = 32, kColumnsRunOfOneRow = 128, kColumnsRun = 1;
 constexpr int64_t kRowsNearB = 1024 * 1024;
 constexpr int64_t kPackedColumns = 1536 * 1024; // bytes of B, times rows of A, from which on packing these pays
 constexpr int64_t kInPlaceCrowdedEvery = 4096;
-/* Bytes of B from which on more rows are streamed (gemm_steps), of a row of B that each thread has then, and from one row of B to the
- * next, up to which two groups of rows of A gain nothing. */
+/* Bytes of B from which on more rows are streamed (gemm_steps), of a row of B that each thread has then, and from one row of B to
+ * the next, up to which two groups of rows of A gain nothing. */
 constexpr int64_t kStepsB = 4 << 20, kStepsLeastRun = 1024, kStepsNearRows = 8 * 1024;
 /* Rows of B in a step: few, as memory delivers well in long runs; or more, since sums, which have no room in the first-level cache,
  * come and go in each, where B comes from the last-level cache, or so many rows of A (of halves fewer) are multiplied longer than
  * memory takes. Measured on Zen 4; of processors with a larger second-level cache, steps of one length alone were. */
 constexpr int64_t kStep = 32, kStepFar = 24, kStepNear = 128, kStepManyHalves = 9, kStepMany = 28;
-/* Streams with small second-level caches, such as Zen 3's and Zen 4's (512 KiB and 1 MiB; a Xeon's has 2 MiB): rows of sums are longer
- * unless B is taken in steps; threads have columns of their own, not K blocks, if their share of a row of B has so many bytes (where
- * K blocks took up to twice as long on Zen 4, as columns did on a Xeon); and see GemmInPlace::stream_ahead: what the processor fetches
- * from memory on its own suffers from what comes too early, on Zen 4 from all that does not follow at once. */
+/* Streams with small second-level caches, such as Zen 3's and Zen 4's (512 KiB and 1 MiB; a Xeon's has 2 MiB): rows of sums are
+ * longer unless B is taken in steps; threads have columns of their own, not K blocks, if their share of a row of B has so many
+ * bytes (where K blocks took up to twice as long on Zen 4, as columns did on a Xeon); and see GemmInPlace::stream_ahead: what the
+ * processor fetches from memory on its own suffers from what comes too early, on Zen 4 from all that does not follow at once. */
 constexpr int64_t kStreamSmallL2 = 1 << 20, kStreamRunSmallL2 = 32 * 1024, kStreamOwnColumns = 3 * 1024;
 constexpr int64_t kStreamAheadSmallL2 = 384, kStreamAheadZen4 = 64, kStreamAheadZen5 = 1536, kStreamAhead = 768;
-/* Zen 5 multiplies twice as much as Zen 4 in the time that memory takes, with a cache of that size: it packs B from fewer rows of A on,
- * where columns or, of pairs, rows meet in few sets of the first-level cache or are not of F16. */
+/* Zen 5 multiplies twice as much as Zen 4 while memory delivers the same, with a cache of that size. There steps lose up to half,
+ * and packing B pays from fewer rows of A on, if it is transposed and needs no conversion, or its rows of pairs meet in few sets
+ * of the first-level cache. */
 constexpr int64_t kColumnsRowsZen5 = 20, kInPlacePairsZen5 = 19;
 constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
 constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:

@@ -17,8 +17,8 @@ struct Tiled {
     int64_t a_step, b_step;
 };
 
-/** to[i] = the sum of column i of Tiles * N, or if not Whole, of the first `count`. `ahead`: as many columns of B that come next, or
- *  null; far: from memory. */
+/** to[i] = the sum of column i of Tiles * N, or if not Whole, of the first `count`. `ahead`: as many columns of B that come next,
+ *  or null; far: from memory. */
 template <class T, int Exactness, int Tiles, bool Whole>
 INFINI_INLINE void sum_squares(typename Units<T>::Sums::Scalar *to, Tiled<T> tiled, int64_t a_unit, int64_t k,
                                int64_t stride_, int64_t count, const T *ahead, bool far,
@@ -107,8 +107,8 @@ INFINI_INLINE void sum_squares(typename Units<T>::Sums::Scalar *to, Tiled<T> til
 #if defined(__AVX2__)
 /* ---- by runs of 16 bytes ------------------------------------------------------------------------------------------------- */
 
-/** How many of the columns are summed up so. From memory columns that meet are read faster eight at a time than sixteen. With vectors
- *  of 8 it is faster in the caches, if columns that meet need not be fetched. */
+/** How many of the columns are summed up so. From memory columns that meet are read faster eight at a time than sixteen. With
+ *  vectors of 8 it is faster in the caches, if columns that meet need not be fetched. */
 INFINI_INLINE int64_t sum_columns_by_runs(float *sums, const GemmInPlace &g, const float *b, int64_t columns,
                                           const float *ahead) {
     constexpr bool kWide = VF::N > VH::N;
@@ -241,7 +241,8 @@ INFINI_INLINE void sum_lines(float *to, const float *a, int64_t k, const T *b_, 
 
 /* ---- the product --------------------------------------------------------------------------------------------------------- */
 
-/** Sums of `columns` of B, at most kGemvColumns, as many at a time as is best. Where the last ones are fewer, some are summed up again. */
+/** Sums of `columns` of B, at most kGemvColumns, as many at a time as is best. Where the last ones are fewer, some are summed up
+ *  again. */
 template <class T, int Exactness>
 INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const GemmInPlace &g, const T *b, int64_t columns,
                                const T *ahead, typename Units<T>::Least &least) {

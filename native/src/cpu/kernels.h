@@ -79,8 +79,8 @@ using TransposeTile = void (*)(void *dst, LineOffsets dst_rows, const void *src,
                                int64_t cols, bool stream);
 
 /** Copies n bytes past the caches. After kernels that write there comes finish_streams(). A cache line that dst begins in may be
- *  filled up with what lies before `before`, unless that is null; one that dst ends in left alone, unless this is the `last` row that
- *  writes there. */
+ *  filled up with what lies before `before`, unless that is null; one that dst ends in left alone, unless this is the `last` row
+ *  that writes there. */
 using StreamRow = void (*)(void *dst, const void *src, int64_t n, const void *before, bool last);
 
 /** Memory that is wanted soon, in runs of equal length. A product fetches it into the second-level cache, so many bytes whenever it
@@ -215,8 +215,8 @@ struct KernelTable {
     TransposeTile transpose[5];
     StreamRow stream_row;
     GemmKernel gemm[kDtypeCount];
-    /** By exactness, products of BF16 whose units are the elements of A and B, pairs that lie in memory as such; C is of BF16. Of kernels
-     *  only rows[kFast]; where there are none, in_place_rows is 0. */
+    /** By exactness, products of BF16 whose units are the elements of A and B, pairs that lie in memory as such; C is of BF16. Of
+     *  kernels only rows[kFast]; where there are none, in_place_rows is 0. */
     GemmKernel gemm_pairs[2];
     CeilingKernels ceilings;
     bool whole_lines; // are vectors as long as a cache line, and does this CPU compute them as a whole?

@@ -1,5 +1,5 @@
-/* What CPUs with AVX-512 that convert F16 as fast in vectors of 64 bytes do otherwise than by kKernelsAvx512: add, mul and add_rms_norm of
- * it. The build compiles this file alone for them. */
+/* What CPUs with AVX-512 that convert F16 as fast in vectors of 64 bytes do otherwise than by kKernelsAvx512: add, mul and
+ * add_rms_norm of it. The build compiles this file alone for them. */
 #include <immintrin.h>
 
 #include "cpu/kernels.h"
