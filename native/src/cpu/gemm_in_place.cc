@@ -225,7 +225,7 @@ struct InPlace final : Way {
                               : kernel.has_small_l2        ? kStreamAheadSmallL2
                               : is_zen5()                  ? kStreamAheadZen5
                                                            : kStreamAheadZen4;
-        common.crowds_first = is_zen5() && !common.far_b;
+        common.chains_bind = is_zen5() && !common.far_b;
         set_step();
         common.ld = ld;
         common.begins = common.ends = true;

@@ -252,7 +252,7 @@ INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const Gemm
 #if defined(__AVX512F__)
     if constexpr (sizeof(T) == 2)
         if (columns >= V::N && g.kc >= kLine / 2) {
-            if (columns == kGemvColumns && (g.crowds_first || !rows_meet(g.b_stride * 2)))
+            if (columns == kGemvColumns && (g.chains_bind || !rows_meet(g.b_stride * 2)))
                 return sum_lines<T, Exactness, kGemvColumns / V::N>(sums, g, b, ahead, least);
             for (; i < columns; i += V::N) {
                 i = i + V::N < columns ? i : columns - V::N;
@@ -285,11 +285,11 @@ INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const Gemm
         // One tile's sums are a chain that a fast CPU waits for; sixteen columns are not too many for its first-level cache.
         const bool apart = !rows_meet(g.b_stride * static_cast<int64_t>(sizeof(T)));
         if (ahead == nullptr) {
-            if (apart || (g.crowds_first && V::N == 8))
+            if (apart || (g.chains_bind && V::N == 8))
                 for (; i + 2 * V::N <= columns; i += 2 * V::N)
                     sum_squares<T, Exactness, 2, true>(sums + i, columns_at(i), g.a_unit, g.kc, g.b_stride, 2 * V::N,
                                                        nullptr, false, least);
-        } else if (apart && g.crowds_first) {
+        } else if (apart && g.chains_bind) {
             for (; i + 2 * V::N <= columns; i += 2 * V::N)
                 sum_squares<T, Exactness, 2, true>(sums + i, columns_at(i), g.a_unit, g.kc, g.b_stride, 2 * V::N,
                                                    i + 4 * V::N > columns ? ahead : b + (i + 2 * V::N) * g.b_stride,
