@@ -269,3 +269,14 @@ constexpr void fill_binary_tile(BinaryTile *tile) {
     tile[INFINI_DTYPE_I32] = tile[INFINI_DTYPE_U32] = binary_tile<Op, uint32_t>;
     tile[INFINI_DTYPE_I64] = tile[INFINI_DTYPE_U64] = binary_tile<Op, uint64_t>;
 }
+
+/** All that there is of one type: add and mul. */
+template <class T>
+constexpr void fill_binary_of(KernelTable &t, infiniDtype_t type) {
+#define INFINI_FILL_BINARY(ID, name, Name)                             \
+    t.binary[kBinary##Name][type] = binary_rows<Name, T, false>;       \
+    t.binary_stream[kBinary##Name][type] = binary_rows<Name, T, true>; \
+    t.binary_tile[kBinary##Name][type] = binary_tile<Name, T>;
+    INFINI_BINARY_LIST(INFINI_FILL_BINARY)
+#undef INFINI_FILL_BINARY
+}

@@ -180,15 +180,14 @@ struct InPlace final : Way {
                       : m > kInPlaceFewRows || (short_steps && one_group) ? kInPlaceRun
                                                                           : kInPlaceFewRowsRun;
         run /= size;
-        if (short_steps) run = ceil_div(n, threads * std::max<int64_t>((n + threads * run / 2) / (threads * run), 1));
+        if (short_steps) run = equal_share(threads, run);
         shares_k = streams && !in_steps && !kernel.in_tiles && threads > 1 &&
                    (!small_l2() || n < kStreamOwnColumns / size * threads) &&
                    k_blocks() >= threads && // and few: K may be as long as 0 strides allow
                    k_blocks() <= kStreamMostSums / acc_bytes(m * (n + nr));
         if (streams) { // equal shares, as many for each thread
             const int64_t most = small_l2() && !in_steps ? kStreamRunSmallL2 : kStreamRun;
-            const int64_t sharers = shares_k ? 1 : threads, round = sharers * most / kernel.acc_size;
-            run = ceil_div(n, sharers * std::max<int64_t>((n + round / 2) / round, 1));
+            run = equal_share(shares_k ? 1 : threads, most / kernel.acc_size);
             while (shares_k && k_blocks() * ceil_div(n, run) < kStreamTasks * threads && run * size > kStreamLeastRun)
                 run = ceil_div(run, 2);
         }
@@ -231,6 +230,11 @@ struct InPlace final : Way {
         common.begins = common.ends = true;
         common.c_row = c.row;
         whole = groups_of(task_m);
+    }
+    /** Columns of a task: about so many, of which each thread has as many tasks. */
+    int64_t equal_share(int threads, int64_t columns) const {
+        const int64_t round = threads * columns;
+        return ceil_div(n, threads * std::max<int64_t>((n + round / 2) / round, 1));
     }
     int64_t bytes_of_thread() const { return bytes_sums + bytes_part + bytes_turned; }
     int64_t workspace(int threads) const override {

@@ -78,9 +78,6 @@ bool all(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
     return is_amd() && __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (eax & kFamily) == kZen4;
 }
 
-/** Zen 5 converts F16 faster in vectors of 64 bytes. Of Intel's it is not known. */
-[[maybe_unused]] bool converts_wide_f16() { return is_amd() && !avx512_is_halved(); }
-
 /** Intel's from Sapphire Rapids on take four times as long for an instruction that multiplies pairs as for an FMA, and leave large
  *  products to AMX: BF16 converted to F32 is twice as fast there. Cooper Lake's and AMD's instructions are as fast as FMAs. */
 [[maybe_unused]] bool avx512_bf16_is_slow() {
@@ -139,7 +136,7 @@ constexpr Isa kIsas[] = {
 }
 
 /** What there is of one type in a table of that alone, but for products. */
-[[maybe_unused]] void take_type(KernelTable &to, const KernelTable &from, infiniDtype_t type) {
+void take_type(KernelTable &to, const KernelTable &from, infiniDtype_t type) {
     if (from.binary[kBinaryAdd][type] == nullptr) return;
     for (int op = 0; op < kBinaryOpCount; ++op) {
         to.binary[op][type] = from.binary[op][type];
@@ -148,7 +145,7 @@ constexpr Isa kIsas[] = {
     }
     std::copy(std::begin(from.add_rms_norm[type]), std::end(from.add_rms_norm[type]), to.add_rms_norm[type]);
 }
-[[maybe_unused]] void take_bf16(KernelTable &to, const KernelTable &from) {
+void take_bf16(KernelTable &to, const KernelTable &from) {
     to.gemm[INFINI_DTYPE_BF16] = from.gemm[INFINI_DTYPE_BF16];
     std::copy(std::begin(from.gemm_pairs), std::end(from.gemm_pairs), to.gemm_pairs);
     take_type(to, from, INFINI_DTYPE_BF16);
@@ -182,14 +179,15 @@ Choice choose() {
     if (chosen == nullptr) chosen = std::end(kIsas) - 1;
     Choice choice{chosen->name, *chosen->table, {}};
 #if defined(INFINI_WITH_AVX512)
-    // Whoever names an instruction set gets its own kernels.
-    if (chosen->table == &kKernelsAvx512 && !avx512_is_halved()) {
-        choice.table.whole_lines = true;
-        if (!capped && converts_wide_f16()) take_type(choice.table, kKernelsAvx512Wide, INFINI_DTYPE_F16);
-    }
+    if (chosen->table == &kKernelsAvx512) {
+        choice.table.whole_lines = !avx512_is_halved();
+        // Whoever names an instruction set gets its own kernels. Zen 5's conversions are measured, Intel's are not.
+        if (!capped && choice.table.whole_lines && is_amd())
+            take_type(choice.table, kKernelsAvx512Wide, INFINI_DTYPE_F16);
 #if defined(INFINI_WITH_AVX2)
-    if (!capped && chosen->table == &kKernelsAvx512 && avx512_is_halved()) take_rows(choice.table, kKernelsAvx2);
+        if (!capped && !choice.table.whole_lines) take_rows(choice.table, kKernelsAvx2);
 #endif
+    }
 #endif
     if (chosen->of_bf16 != nullptr) take_bf16(choice.table, *chosen->of_bf16);
     if (refused != nullptr)

@@ -18,13 +18,8 @@ namespace {
 
 constexpr KernelTable make_table() {
     KernelTable t{};
-#define INFINI_FILL_BINARY(ID, name, Name)                                             \
-    t.binary[kBinary##Name][INFINI_DTYPE_BF16] = binary_rows<Name, bf16, false>;       \
-    t.binary_stream[kBinary##Name][INFINI_DTYPE_BF16] = binary_rows<Name, bf16, true>; \
-    t.binary_tile[kBinary##Name][INFINI_DTYPE_BF16] = binary_tile<Name, bf16>;
-    INFINI_BINARY_LIST(INFINI_FILL_BINARY)
-#undef INFINI_FILL_BINARY
-    fill_norm_bf16(t);
+    fill_binary_of<bf16>(t, INFINI_DTYPE_BF16);
+    fill_norm_of<bf16>(t.add_rms_norm[INFINI_DTYPE_BF16]);
     t.gemm[INFINI_DTYPE_BF16] = gemm_kernel<bf16>();
     t.gemm_pairs[kFast] = gemm_pairs_kernel<kFast>();
     t.gemm_pairs[kExact] = gemm_pairs_kernel<kExact>();

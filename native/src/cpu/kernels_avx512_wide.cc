@@ -1,4 +1,4 @@
-/* What CPUs with AVX-512 that convert F16 as fast in vectors of 64 bytes do otherwise than by kKernelsAvx512: add, mul and
+/* What CPUs with AVX-512 that convert F16 faster in vectors of 64 bytes do otherwise than by kKernelsAvx512: add, mul and
  * add_rms_norm of it. The build compiles this file alone for them. */
 #include <immintrin.h>
 
@@ -19,13 +19,8 @@ namespace {
 
 constexpr KernelTable make_table() {
     KernelTable t{};
-#define INFINI_FILL_BINARY(ID, name, Name)                                           \
-    t.binary[kBinary##Name][INFINI_DTYPE_F16] = binary_rows<Name, f16, false>;       \
-    t.binary_stream[kBinary##Name][INFINI_DTYPE_F16] = binary_rows<Name, f16, true>; \
-    t.binary_tile[kBinary##Name][INFINI_DTYPE_F16] = binary_tile<Name, f16>;
-    INFINI_BINARY_LIST(INFINI_FILL_BINARY)
-#undef INFINI_FILL_BINARY
-    fill_norm_f16(t);
+    fill_binary_of<f16>(t, INFINI_DTYPE_F16);
+    fill_norm_of<f16>(t.add_rms_norm[INFINI_DTYPE_F16]);
     return t;
 }
 

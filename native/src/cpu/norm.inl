@@ -194,24 +194,18 @@ constexpr NormKernel norm_kernel() {
     return {norm_add<T>, norm_multiply<T, W>, norm_row_stream<T, W>, close_line};
 }
 
-constexpr void fill_norm_bf16(KernelTable &t) {
-    auto &norm = t.add_rms_norm[INFINI_DTYPE_BF16];
-    norm[INFINI_DTYPE_F16] = norm_kernel<bf16, f16>();
-    norm[INFINI_DTYPE_BF16] = norm_kernel<bf16, bf16>();
-    norm[INFINI_DTYPE_F32] = norm_kernel<bf16, float>();
-}
-
-constexpr void fill_norm_f16(KernelTable &t) {
-    auto &norm = t.add_rms_norm[INFINI_DTYPE_F16];
-    norm[INFINI_DTYPE_F16] = norm_kernel<f16, f16>();
-    norm[INFINI_DTYPE_BF16] = norm_kernel<f16, bf16>();
-    norm[INFINI_DTYPE_F32] = norm_kernel<f16, float>();
+/** Of F16 or BF16. */
+template <class T>
+constexpr void fill_norm_of(NormKernel *by_weight) {
+    by_weight[INFINI_DTYPE_F16] = norm_kernel<T, f16>();
+    by_weight[INFINI_DTYPE_BF16] = norm_kernel<T, bf16>();
+    by_weight[INFINI_DTYPE_F32] = norm_kernel<T, float>();
 }
 
 constexpr void fill_norm(KernelTable &t) {
     auto &norm = t.add_rms_norm;
-    fill_norm_f16(t);
-    fill_norm_bf16(t);
+    fill_norm_of<f16>(norm[INFINI_DTYPE_F16]);
+    fill_norm_of<bf16>(norm[INFINI_DTYPE_BF16]);
     norm[INFINI_DTYPE_F32][INFINI_DTYPE_F32] = norm_kernel<float, float>();
     norm[INFINI_DTYPE_F64][INFINI_DTYPE_F64] = norm_kernel<double, double>();
 }
