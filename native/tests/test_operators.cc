@@ -490,10 +490,15 @@ void test_rearrange() {
 
 /** Transposes of many tiles of a device, at its edges and within, aligned and not; with sides of one dimension and of two. */
 void test_transposes() {
-    const Shape shapes[] = {{395, 403}, {512, 520}, {70, 96}, {6, 5, 9, 7, 10}, {16, 18, 2, 14, 19}};
+    const std::vector<Shape> shapes{{395, 403}, {512, 520}, {70, 96}, {6, 5, 9, 7, 10}, {16, 18, 2, 14, 19}};
+    const auto with_pages = [&](infiniDtype_t dtype) { // rows that begin at the same place of a page
+        std::vector<Shape> all = shapes;
+        all.push_back({150, 4096 / size_of(dtype)});
+        return all;
+    };
     for (infiniDtype_t dtype :
          {INFINI_DTYPE_I8, INFINI_DTYPE_BF16, INFINI_DTYPE_F32, INFINI_DTYPE_I64, INFINI_DTYPE_C64, INFINI_DTYPE_C128})
-        for (const Shape &shape : shapes) {
+        for (const Shape &shape : with_pages(dtype)) {
             const auto step = static_cast<ptrdiff_t>(size_of(dtype) /
                                                      (dtype == INFINI_DTYPE_C64 || dtype == INFINI_DTYPE_C128 ? 2 : 1));
             for (ptrdiff_t skew_y : {ptrdiff_t{0}, step, 3 * step})

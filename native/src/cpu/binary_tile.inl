@@ -10,22 +10,9 @@ INFINI_INLINE bool transposed(const TileOperand &x) { return x.row == 1 && x.col
 constexpr int64_t kBandWidth = 256;
 constexpr int64_t kNear = 262144; // bytes: three operands of that size are likely to be in the second-level cache
 
-/** Has the lines fetched that a square of a later band begins with: of each column several at a time, which lie side by side,
- *  before those of the next column. Memory is slow to give single lines. */
-template <class T>
-struct FetchRun {
-    static constexpr int64_t kLines = 8;
-    Stepped<const T> columns;
-    int64_t done = 0;
-    INFINI_INLINE void operator()() {
-        __builtin_prefetch(reinterpret_cast<const char *>(columns.p) + done * kLine, 0, 2);
-        if (++done < kLines) return;
-        done = 0;
-        columns.advance();
-    }
-};
-
 #if defined(__SSE2__)
+constexpr int64_t kFetchedLines = 8; // side by side of a column, of as many later bands
+
 /** A band of kSide rows of x, and the rest of the rows of y and c that it is to be joined with. */
 template <class T>
 struct Band {
@@ -42,7 +29,7 @@ struct Band {
         };
         each_piece(width, kSide, [&](int64_t k) {
             Fetch<1, Stepped<const T>> fetch_next{x.of(after(k, kSide, width - kSide), 0)};
-            FetchRun<T> fetch_ahead{ahead.of(k / FetchRun<T>::kLines, 0)};
+            FetchRuns<2, Stepped<const T>> fetch_ahead{ahead.of(k / kFetchedLines, 0), kFetchedLines * kLine};
             Fetch<2, Stepped<const T>> fetch_y{rows_of(y, k)};
             Fetch<2, Stepped<const T>> fetch_ends{
                 rows_of(c, k == 0 ? 0 : width - 1)}; // they share their lines with others
@@ -53,10 +40,7 @@ struct Band {
                 fetch_y();
                 fetch_ends();
             };
-            if (collide)
-                transpose_colliding<T, false>(buffer.of(0, k), x.of(k, 0), fetch);
-            else
-                transpose_square<T, false>(buffer.of(0, k), x.of(k, 0), fetch);
+            transpose_square<T, false>(buffer.of(0, k), x.of(k, 0), fetch, collide);
         });
     }
 };
@@ -78,7 +62,7 @@ void binary_bands(BinaryRows kernel, TileOperand c, TileOperand a, TileOperand b
         if (rows >= kSide && n >= kSide) {
             const int64_t first = i < rows - kSide ? i : rows - kSide; // the last band overlaps the one before it
             // Each of as many bands as a run has lines fetches its share of the runs of the next as many.
-            constexpr int64_t kRun = FetchRun<T>::kLines;
+            constexpr int64_t kRun = kFetchedLines;
             const int64_t next = (i / (kRun * kSide) + 1) * kRun * kSide, column = i / kSide % kRun * n / kRun;
             const Band<T> rows_of_x{columns.of(j, first),
                                     next < rows ? columns.of(j + column, next + kSide - 1)

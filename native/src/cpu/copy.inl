@@ -174,6 +174,10 @@ struct Stepped {
         const int64_t bytes = -reinterpret_cast<intptr_t>(p) & (kLine - 1), size = sizeof(T);
         return (step * size & (kLine - 1)) == 0 && bytes % size == 0 ? bytes / size : 0;
     }
+    /** Are lines a multiple of so many bytes apart? */
+    INFINI_INLINE bool apart_by(int64_t bytes) const {
+        return (step * static_cast<int64_t>(sizeof(T)) & (bytes - 1)) == 0;
+    }
     /** Are there too few sets of 8 lines in a first-level cache for `count` of these and as much again? */
     bool collide(int64_t count) const {
         constexpr int64_t kSets = 64, kWays = 8;
@@ -190,6 +194,7 @@ struct Listed {
     INFINI_INLINE void advance() { ++offsets; }
     INFINI_INLINE bool aligned() const { return false; } // not known
     INFINI_INLINE int64_t to_cache_line() const { return 0; }
+    bool apart_by(int64_t) const { return false; }
     bool collide(int64_t) const { return false; }
 };
 
@@ -254,8 +259,9 @@ INFINI_INLINE Stepped<const T> copy_square(T *lines, Src src) {
     return {lines, kSide};
 }
 template <class T, bool kStream, class Dst, class Src, class Fetch>
-INFINI_INLINE void transpose_colliding(Dst dst, Src src, Fetch &&fetch) {
+INFINI_INLINE void transpose_square(Dst dst, Src src, Fetch &&fetch, bool collide) {
     constexpr int64_t kSide = kLine / sizeof(T);
+    if (!collide) return transpose_square<T, kStream>(dst, src, fetch);
     alignas(kLine) T lines[kSide * kSide];
     transpose_square<T, kStream>(dst, copy_square(lines, src), fetch);
 }
@@ -271,85 +277,131 @@ struct Fetch {
         lines.advance();
     }
 };
+/** The same of the first lines of each, one after the other: memory is slow to give single ones. */
+template <int kLevel, class Lines>
+struct FetchRuns {
+    Lines lines;
+    int64_t bytes, at = 0; // of each
+    INFINI_INLINE void operator()() {
+        if (at == bytes) {
+            lines.advance();
+            at = 0;
+        }
+        __builtin_prefetch(reinterpret_cast<const char *>(lines[0]) + at, 0, 4 - kLevel);
+        at += kLine;
+    }
+};
 /** `ahead` after i, at most last. */
 INFINI_INLINE int64_t after(int64_t i, int64_t ahead, int64_t last) { return i + ahead < last ? i + ahead : last; }
 
-/** Squares one below the other: src is read in order. These are more lines than the hardware's prefetchers keep track of. */
+/** A part of a transpose, whose rows are next to each other in so many columns of src. */
+template <class T>
+struct TransposeBlock {
+    static constexpr int64_t kSide = kLine / sizeof(T), kRows = 128, kCols = 2 * kSide; // as measured
+    int64_t first_row = 0, first_col = 0, rows = 0, cols = 0;
+
+    /** Squares one below the other. Memory and caches are read fastest in long runs: while some columns are transposed, those that
+     *  come next, of `all` rows and columns, are fetched one after the other. */
+    template <class Src, class Square>
+    INFINI_INLINE void squares(Src src, int64_t all_rows, int64_t all_cols, Square &&square) const {
+        const int64_t run = ((rows - 1) / kSide + 1) * kLine;
+        int64_t ahead = kSide; // columns: more if they are short
+        for (int64_t n = rows; n <= kRows / 2; n *= 2) ahead *= 2;
+        for (int64_t begin = 0; begin < cols; begin += kSide) {
+            const int64_t k = after(begin, 0, cols - kSide), col = first_col + k;
+            const bool more = col + ahead < all_cols; // to the right; else below
+            const int64_t next_row = more ? first_row : after(first_row, kRows, all_rows - kSide),
+                          next_col = more ? after(col, ahead, all_cols - kSide) : 0;
+            FetchRuns<1, Src> fetch{src.of(next_col, next_row + kSide - 1), run};
+            for (int64_t below = 0; below < rows; below += kSide) square(after(below, 0, rows - kSide), k, fetch);
+        }
+    }
+};
+template <class T, class F>
+INFINI_INLINE void each_block(int64_t rows, int64_t cols, F &&f) {
+    using Block = TransposeBlock<T>;
+    for (int64_t i = 0; i < rows; i += Block::kRows) {
+        if (rows - i < Block::kSide) i = rows - Block::kSide;
+        for (int64_t j = 0; j < cols; j += Block::kCols)
+            f(Block{i, j, after(0, Block::kRows, rows - i), after(0, Block::kCols, cols - j)});
+    }
+}
+
 template <class T, bool kStream, class Dst, class Src>
-void transpose_squares(Dst dst, Src src, int64_t rows, bool collide) {
-    constexpr int64_t kSide = kLine / sizeof(T);
-    each_piece(rows, kSide, [&](int64_t i) {
-        const int64_t next = after(i, kSide, rows - kSide), second = after(i, 2 * kSide, rows - kSide);
-        Fetch<2, Dst> fetch_dst{dst.of(second, kSide - 1)};
-        Fetch<1, Src> fetch_src{src.of(0, next + kSide - 1)};
-        Fetch<2, Src> fetch_colliding{src.of(0, second + kSide - 1)};
-        if (collide)
-            transpose_colliding<T, kStream>(dst.of(i, 0), src.of(0, i), [&] {
-                fetch_colliding();
-                if (!kStream) fetch_dst();
-            });
-        else
-            transpose_square<T, kStream>(dst.of(i, 0), src.of(0, i), [&] {
-                fetch_src();
-                if (!kStream) fetch_dst();
-            });
+INFINI_CALLED void transpose_squares(Dst dst, Src src, int64_t rows, int64_t cols) {
+    const bool collide = src.collide(TransposeBlock<T>::kSide);
+    each_block<T>(rows, cols, [&](const TransposeBlock<T> &block) INFINI_INLINE_LAMBDA {
+        block.squares(src, rows, cols, [&](int64_t i, int64_t j, auto &fetch) INFINI_INLINE_LAMBDA {
+            const int64_t row = block.first_row + i, col = block.first_col + j;
+            transpose_square<T, kStream>(dst.of(row, col), src.of(col, row), fetch, collide);
+        });
     });
 }
 
-#if defined(__AVX512F__)
-/* Lines that go past the caches: vectors that are whole lines write them at once, parts must not go one by one. */
+/** A block's rows on their way; the line before each is the end of the same row of the block on its left. */
+template <class T>
+struct TransposeBuffer {
+    using Block = TransposeBlock<T>;
+    static constexpr int64_t kSize = sizeof(T), kPitch = kLine + Block::kCols * kSize; // no power of two
+    alignas(kLine) char bytes[Block::kRows * kPitch];
+    Block block;
 
-/** A cache line of dst, of which n bytes from `first` on are there to be written. */
-INFINI_INLINE void stream_line(char *line, const char *src, int64_t first, int64_t n) {
-    if (first == 0 && n == kLine)
-#pragma GCC unroll 4
-        for (size_t i = 0; i < kLine; i += sizeof(Wide)) put<true>(line + i, load_bytes<Wide>(src + i));
-    else
-        copy_part(line + first, src, n);
-}
+    INFINI_INLINE char *row(int64_t i) { return bytes + i * kPitch + kLine; }
 
-/** Past the caches to rows that do not start at cache lines: through a buffer that whole lines are cut from. They leave it a
- *  line of each row at a time, which spreads over more of the memory than a row at a time: measured 1.2 times as fast. */
-template <class T, class Dst, class Src>
-void transpose_past_caches(Dst dst, Src src, int64_t rows, int64_t cols, bool collide) {
-    constexpr int64_t kBufferBytes = 32768, kSize = sizeof(T); // on the stack, which is a small one in some threads
-    constexpr int64_t kSide = kLine / kSize, kWidth = kBufferBytes / kLine, kPitch = kWidth + kSide; // no power of two
-    alignas(kLine) T buffer[kSide * kPitch];
-    for (int64_t j = 0; j < cols; j += kWidth) {
-        if (cols - j < kSide) j = cols - kSide;
-        const int64_t width = cols - j < kWidth ? cols - j : kWidth, n = width * kSize;
-        each_piece(rows, kSide, [&](int64_t i) {
-            // The ends of a row share their lines with others, and these are read first.
-            for (int64_t r = 0; r < kSide; ++r) {
-                __builtin_prefetch(dst[i + r] + j, 0, 3);
-                __builtin_prefetch(dst[i + r] + j + width - 1, 0, 3);
+    /** Rows from `begin` to `end`, as whole lines. What is left of one goes to the next block but at the end of a row. */
+    template <bool kStream, class Dst>
+    INFINI_INLINE void write(Dst dst, int64_t begin, int64_t end, bool last, TransposeBuffer &next) {
+        const int64_t n = block.cols * kSize;
+        for (int64_t i = begin; i < end; ++i) {
+            char *const to = reinterpret_cast<char *>(dst[block.first_row + i] + block.first_col), *const from = row(i);
+            int64_t at = -(reinterpret_cast<intptr_t>(to) & (kLine - 1)); // of a line
+            if (block.first_col == 0 && at < 0) {
+                at += kLine;
+                copy_part(to, from, at < n ? at : n);
             }
-            const int64_t below = after(i, kSide, rows - kSide);
-            each_piece(width, kSide, [&](int64_t k) {
-                const Stepped<T> square{buffer + k, kPitch};
-                Fetch<2, Src> fetch_below{src.of(j + k, below + kSide - 1)};
-                Fetch<1, Src> fetch_next{src.of(j + after(k, kSide, width - kSide), i)};
-                const auto fetch = [&] {
-                    fetch_below();
-                    fetch_next();
-                };
-                if (collide)
-                    transpose_colliding<T, false>(square, src.of(j + k, i), fetch);
-                else
-                    transpose_square<T, false>(square, src.of(j + k, i), fetch);
-            });
-            for (int64_t k = 0; k < n + kLine; k += kLine)
-                for (int64_t r = 0; r < kSide; ++r) {
-                    char *const row = reinterpret_cast<char *>(dst[i + r] + j);
-                    const char *const from = reinterpret_cast<const char *>(buffer + r * kPitch);
-                    const int64_t at = k - (reinterpret_cast<intptr_t>(row) & (kLine - 1)); // of the line, in the row
-                    const int64_t begin = at > 0 ? at : 0, end = at + kLine < n ? at + kLine : n;
-                    if (begin < end) stream_line(row + at, from + begin, begin - at, end - begin);
-                }
-        });
+            for (; at + kLine <= n; at += kLine)
+#pragma GCC unroll 4
+                for (size_t k = 0; k < kLine; k += sizeof(Wide))
+                    put<kStream>(to + at + k, load_bytes<Wide>(from + at + k));
+            if (at >= n) continue;
+            if (last)
+                copy_part(to + at, from + at, n - at);
+            else
+                __builtin_memcpy(next.row(i) - kLine, from + n - kLine, kLine);
+        }
     }
+};
+
+/** Through buffers, for rows that share sets of a cache, or lines with others that must be written whole: while a block is transposed
+ *  into one, the rows of the block before it leave the other. */
+template <class T, bool kStream, class Dst, class Src>
+INFINI_CALLED void transpose_buffered(Dst dst, Src src, int64_t rows, int64_t cols) {
+    using Buffer = TransposeBuffer<T>;
+    const bool collide = src.collide(Buffer::Block::kSide);
+    Buffer buffers[2]; // on the stack, which is a small one in some threads
+    int filled = 0;
+    each_block<T>(rows, cols, [&](const TransposeBlock<T> &block) INFINI_INLINE_LAMBDA {
+        Buffer &buffer = buffers[filled], &before = buffers[filled ^ 1];
+        buffer.block = block;
+        filled ^= 1;
+        const auto pieces = [](int64_t n) { return (n - 1) / Buffer::Block::kSide + 1; };
+        const int64_t to_write = before.block.rows,
+                      share = (to_write - 1) / (pieces(block.rows) * pieces(block.cols)) + 1;
+        int64_t written = 0;
+        const auto write = [&](int64_t end) INFINI_INLINE_LAMBDA {
+            if (end > to_write) end = to_write;
+            before.template write<kStream>(dst, written, end, block.first_col == 0, buffer);
+            written = end;
+        };
+        block.squares(src, rows, cols, [&](int64_t i, int64_t j, auto &fetch) INFINI_INLINE_LAMBDA {
+            const Stepped<T> square{reinterpret_cast<T *>(buffer.row(i)) + j, Buffer::kPitch / Buffer::kSize};
+            transpose_square<T, false>(square, src.of(block.first_col + j, block.first_row + i), fetch, collide);
+            write(written + share);
+        });
+    });
+    Buffer &end = buffers[filled ^ 1];
+    end.template write<kStream>(dst, 0, end.block.rows, true, buffers[filled]);
 }
-#endif
 #endif
 
 #include "cpu/channels.inl"
@@ -384,34 +436,35 @@ void transpose_lines(Dst dst, Src src, int64_t rows, int64_t cols, [[maybe_unuse
     // Lines of either side that begin alike are read and written whole, as parts would be twice, and fetched twice where lines
     // collide. What comes before the first of them, and behind the last of those that are streamed, is written alone if it
     // makes a block, for a line that is streamed and written otherwise, too, takes long; else with a square that overlaps it.
-    constexpr int64_t kEnoughSquares = 8;
+    constexpr int64_t kEnoughSquares = 8, kEnoughLines = 8; // of a row: of those, two are parts
     const auto enough = [&](int64_t rest) { return rest >= kBlock ? rest : kSide; };
     if (const int64_t head = src.to_cache_line(); head > 0 && rows - head >= kEnoughSquares * kSide) {
         transpose_lines<T>(dst, src, enough(head), cols, false);
         return transpose_lines<T>(dst.of(head, 0), src.of(0, head), rows - head, cols, stream);
     }
-    const bool collide = src.collide(kSide);
-    if (const int64_t head = dst.to_cache_line(); head > 0 && cols - head >= (stream ? 1 : kEnoughSquares) * kSide) {
+    const int64_t head = dst.to_cache_line();
+    const auto buffered = [&] {
+        if (stream)
+            transpose_buffered<T, true>(dst, src, rows, cols);
+        else
+            transpose_buffered<T, false>(dst, src, rows, cols);
+    };
+    // As measured: many such rows are slow to be written single lines of.
+    constexpr int64_t kFewRows = 32;
+    if (rows > kFewRows && dst.apart_by(stream ? 512 : 4096)) return buffered();
+    if (stream && head == 0 && !dst.aligned() && cols * static_cast<int64_t>(sizeof(T)) >= kEnoughLines * kLine)
+        return buffered();
+    if (head > 0 && cols - head >= (stream ? 1 : kEnoughSquares) * kSide) {
         transpose_lines<T>(dst, src, rows, enough(head), false);
         return transpose_lines<T>(dst.of(0, head), src.of(head, 0), rows, cols - head, stream);
     }
-    if (const int64_t tail = cols % kSide; stream && dst.aligned() && tail >= kBlock) {
-        transpose_lines<T>(dst, src, rows, cols - tail, stream);
-        return transpose_lines<T>(dst.of(0, cols - tail), src.of(cols - tail, 0), rows, tail, false);
+    if (stream && dst.aligned()) {
+        const int64_t tail = cols % kSide;
+        transpose_squares<T, true>(dst, src, rows, cols - tail);
+        if (tail > 0) transpose_lines<T>(dst.of(0, cols - tail), src.of(cols - tail, 0), rows, tail, false);
+        return;
     }
-#if defined(__AVX512F__)
-    constexpr int64_t kEnoughLines = 8; // of a row: of those, two are parts
-    if (stream && !dst.aligned() && cols * static_cast<int64_t>(sizeof(T)) >= kEnoughLines * kLine)
-        return transpose_past_caches<T>(dst, src, rows, cols, collide);
-    if (stream)
-        return each_piece(cols, kSide, [&](int64_t j) {
-            if (dst.of(0, j).aligned())
-                transpose_squares<T, true>(dst.of(0, j), src.of(j, 0), rows, collide);
-            else
-                transpose_squares<T, false>(dst.of(0, j), src.of(j, 0), rows, collide);
-        });
-#endif
-    each_piece(cols, kSide, [&](int64_t j) { transpose_squares<T, false>(dst.of(0, j), src.of(j, 0), rows, collide); });
+    transpose_squares<T, false>(dst, src, rows, cols);
 #else
     for (int64_t j = 0; j < cols; j += kSide)
         for (int64_t i = 0; i < rows; i += kSide)

@@ -178,20 +178,24 @@ struct TileCopy final : CpuPlan {
         const int64_t head_rows = lines ? elements_until_line(x + outer.offset[kX], size) : 0,
                       head_cols = lines ? elements_until_line(y + outer.offset[kY], size) : 0;
         // Threads share columns, if there are enough, rather than rows: they then read runs of x as long as tiles allow. But of rows
-        // that begin anywhere, one line of each is two threads', who wait for each other's, unless they wait longer for x.
+        // that begin anywhere, one line of each is two threads', who wait for each other's, unless they wait longer for x. Past the
+        // caches rows are written best as a whole, and x is read in short runs either way.
         const int64_t items = outer.rows * outer.n;
         const double bytes = 2.0 * static_cast<double>(size * items) * static_cast<double>(rows.n * cols.n);
         const int threads = worth_threads(bytes);
         const int64_t enough = kRowsPerThread * threads;
-        const bool crowded = threads > 1 && y_row_step * size % kLine != 0 && items * rows.n >= enough &&
+        const bool crowded = threads > 1 && y_row_step * size % kLine != 0 &&
                              bytes <= static_cast<double>(second_level_cache() / 2 * threads);
-        if (!crowded && (items * cols.n >= 2 * enough || cols.n >= rows.n))
+        const bool by_rows = (stream || crowded) && items * rows.n >= enough;
+        if (!by_rows && (items * cols.n >= 2 * enough || cols.n >= rows.n))
             parallel_tiles(
                 outer, cols.n, rows.n, kTileCols, kTileRows, size, 2 * size,
                 [&](const int64_t *at, int64_t col, int64_t n_cols, int64_t row, int64_t n_rows) {
                     tile(at, row, n_rows, col, n_cols);
                 },
                 head_cols, head_rows);
+        else if (stream && !tables)
+            parallel_tiles(outer, rows.n, cols.n, kTileRows, cols.n, size, 2 * size, tile, head_rows);
         else
             parallel_tiles(outer, rows.n, cols.n, kTileRows, kTileCols, size, 2 * size, tile, head_rows, head_cols);
         if (stream) finish_streams();
