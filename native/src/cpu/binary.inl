@@ -1,18 +1,61 @@
 /* Rows of add and mul. */
 
+/* Of two NaNs the result is the first. Compilers exchange the operands of what commutes, differently wherever they compile it: one way
+ * that adds would give another NaN than the next. */
+template <class T>
+INFINI_INLINE T ordered_sum(T a, T b) {
+    return a + b;
+}
+template <class T>
+INFINI_INLINE T ordered_product(T a, T b) {
+    return a * b;
+}
+#if defined(__AVX2__)
+#define INFINI_ORDERED(name, V, instruction)                                           \
+    INFINI_INLINE V name(V a, V b) {                                                   \
+        V result;                                                                      \
+        __asm__("v" instruction " %2, %1, %0" : "=v"(result.v) : "v"(a.v), "vm"(b.v)); \
+        return result;                                                                 \
+    }
+#elif defined(__SSE2__)
+#define INFINI_ORDERED(name, V, instruction)                   \
+    INFINI_INLINE V name(V a, V b) {                           \
+        __asm__(instruction " %1, %0" : "+x"(a.v) : "x"(b.v)); \
+        return a;                                              \
+    }
+#endif
+#if defined(__SSE2__)
+INFINI_ORDERED(ordered_sum, VF, "addps")
+INFINI_ORDERED(ordered_sum, VD, "addpd")
+INFINI_ORDERED(ordered_product, VF, "mulps")
+INFINI_ORDERED(ordered_product, VD, "mulpd")
+#undef INFINI_ORDERED
+#endif
+#if defined(__AVX2__) && !defined(INFINI_WIDE_F16)
+/** As a * 1 + b, the same number: conversions take the units that add, and are what bounds rows of F16. */
+INFINI_INLINE VH ordered_sum(VH a, VH b) {
+    __asm__("vfmadd213ps %2, %1, %0" : "+v"(a.v) : "v"(_mm256_set1_ps(1)), "vm"(b.v));
+    return a;
+}
+INFINI_INLINE VH ordered_product(VH a, VH b) {
+    __asm__("vmulps %2, %1, %0" : "=v"(a.v) : "v"(a.v), "vm"(b.v));
+    return a;
+}
+#endif
+
 /* Exchanged: what gives the same of b and a. Kernels of two unlike operands are written, and compiled, in one order of them. */
 struct Add {
     using Exchanged = Add;
     template <class T>
     static INFINI_INLINE T apply(T a, T b) {
-        return a + b;
+        return ordered_sum(a, b);
     }
 };
 struct Mul {
     using Exchanged = Mul;
     template <class T>
     static INFINI_INLINE T apply(T a, T b) {
-        return a * b;
+        return ordered_product(a, b);
     }
 };
 

@@ -2,6 +2,9 @@
  * registers, or in bands that are transposed into a buffer and are rows from there on. */
 
 INFINI_INLINE bool transposed(const TileOperand &x) { return x.row == 1 && x.col != 1 && x.col != 0; }
+/** Of two NaNs the result is that of the operand whose elements are side by side, as in rows; of two such, or two transposed ones, that
+ *  of a. It must be the same one whichever way a tile goes, which may depend on its size. */
+INFINI_INLINE bool b_first(const TileOperand &a, const TileOperand &b) { return transposed(a) && b.col == 1; }
 
 /* ---- bands ----------------------------------------------------------------------------------------------------------- */
 
@@ -91,7 +94,10 @@ void binary_bands(BinaryRows kernel, TileOperand c, TileOperand a, TileOperand b
             n_rows = i < head ? head : rows - i < kSide ? rows - i : kSide;
             const TileOperand from_a = band(a, b, buffer, i, j, n_rows, n);
             const TileOperand from_b = band(b, a, buffer + (transposed(a) ? kSide * pitch : 0), i, j, n_rows, n);
-            kernel(part<T>(c, i, j), from_a, from_b, n_rows, n);
+            if (b_first(a, b))
+                kernel(part<T>(c, i, j), from_b, from_a, n_rows, n);
+            else
+                kernel(part<T>(c, i, j), from_a, from_b, n_rows, n);
         }
     }
 }
@@ -107,8 +113,8 @@ constexpr auto kBandsOf = sizeof(T) == 1   ? binary_bands<uint8_t>
 
 #if defined(__SSE2__)
 /** A cache line of each of as many rows as elements make a line: the transposed operand, x, passes through registers alone. */
-template <class Op, class T, bool kStream>
-INFINI_INLINE void binary_square(Stepped<T> c, Stepped<const T> x, Stepped<const T> y) {
+template <class Op, class T, bool kStream, class Fetch>
+INFINI_INLINE void binary_square(Stepped<T> c, Stepped<const T> x, Stepped<const T> y, bool y_first, Fetch &&fetch) {
     constexpr int64_t kRows = 16 / sizeof(T), kSide = kLine / sizeof(T), kCols = sizeof(Wide) / sizeof(T);
     constexpr int64_t N = Block<T>::N;
 #pragma GCC unroll 1
@@ -117,7 +123,10 @@ INFINI_INLINE void binary_square(Stepped<T> c, Stepped<const T> x, Stepped<const
 #pragma GCC unroll 4
         for (int64_t j = 0; j < kSide; j += kCols) {
             Wide rows[kRows];
-            load_transposed<T>(rows, x.of(j, i), [] {});
+            if (j == 0)
+                load_transposed<T>(rows, x.of(j, i), fetch);
+            else
+                load_transposed<T>(rows, x.of(j, i), [] {});
 #pragma GCC unroll 16
             for (int64_t r = 0; r < kRows; ++r) put<false>(lines[r] + j, rows[r]);
         }
@@ -125,12 +134,12 @@ INFINI_INLINE void binary_square(Stepped<T> c, Stepped<const T> x, Stepped<const
         for (int64_t r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
             for (int64_t j = 0; j < kSide; j += N) {
-                const Block<T> from_x = load_block(lines[r] + j), from_y = load_block(y[i + r] + j);
-                store_block<kStream>(c[i + r] + j, apply<Op>(from_x, from_y));
+                const T *const from_x = lines[r] + j, *const from_y = y[i + r] + j;
+                store_block<kStream>(c[i + r] + j, apply<Op>(load_block(y_first ? from_y : from_x),
+                                                             load_block(y_first ? from_x : from_y)));
             }
     }
 }
-#endif
 
 /** Which bits move is all that matters to a transpose: one for all types of a size. */
 template <class T>
@@ -139,47 +148,44 @@ constexpr TransposeTile kTransposeOf = sizeof(T) == 1   ? transpose_tile<uint8_t
                                        : sizeof(T) == 4 ? transpose_tile<uint32_t>
                                                         : transpose_tile<uint64_t>;
 
-/** Squares side by side, then those below them. Nothing overlaps: c may be y. */
+/** Whole squares, in blocks, one below the other: x is read in runs, of which those of the columns that come next are fetched.
+ *  Nothing overlaps: c may be y. */
 template <class Op, class T, bool kStream>
-void binary_squares(Stepped<T> c, Stepped<const T> x, const T *y, int64_t y_row, int64_t y_col, int64_t rows,
-                    int64_t cols, bool far) {
-    constexpr int64_t kSide = kLine / sizeof(T);
+INFINI_CALLED void binary_squares(Stepped<T> c, Stepped<const T> x, const T *y, int64_t y_row, int64_t y_col,
+                                  int64_t rows, int64_t cols, bool near, bool y_first) {
+    constexpr int64_t kSide = kLine / sizeof(T), kBlockRows = 64, kBlockCols = 4 * kSide; // as measured
     alignas(kLine) T x_lines[kSide * kSide], y_lines[kSide * kSide];
     const bool collide = x.collide(kSide);
-    for (int64_t i = 0; i < rows; i += kSide)
-        for (int64_t j = 0; j < cols; j += kSide) {
-            const int64_t n_rows = rows - i < kSide ? rows - i : kSide, n_cols = cols - j < kSide ? cols - j : kSide;
-            const Stepped<T> to = c.of(i, j);
-            Stepped<const T> from_x = x.of(j, i), from_y{y + i * y_row + j * y_col, y_row};
-            // What comes next, if there is room for it, and what comes below: more columns than the hardware's prefetchers keep
-            // track of.
-            if (!collide)
-                for (int64_t line = 0; line < kSide; ++line) __builtin_prefetch(from_x[line + kSide], 0, 3);
-            for (int64_t line = 0; line < kSide; ++line) __builtin_prefetch(from_x[line] + kSide, 0, 2);
-            if (far)
-                for (int64_t line = 0; line < kSide; ++line) __builtin_prefetch(from_y[line + kSide], 0, 2);
-            if (y_col != 1) {
-                if (y_row == 1)
-                    kTransposeOf<T>(y_lines, {kSide, nullptr}, from_y.p, {y_col, nullptr}, n_rows, n_cols, false);
-                else
-                    copy_strided<sizeof(T)>({y_lines, kSide, 1}, {const_cast<T *>(from_y.p), y_row, y_col}, n_rows,
-                                            n_cols);
-                from_y = {y_lines, kSide};
+    const auto square = [&](int64_t i, int64_t j, auto &fetch) INFINI_INLINE_LAMBDA {
+        Stepped<const T> from_x = x.of(j, i), from_y{y + i * y_row + j * y_col, y_row};
+        if (y_col == 1) {
+            if (!near)
+                for (int64_t line = 0; line < kSide; ++line) __builtin_prefetch(from_y[line] + kSide, 0, 2);
+        } else {
+            if (y_row == 1)
+                kTransposeOf<T>(y_lines, {kSide, nullptr}, from_y.p, {y_col, nullptr}, kSide, kSide, false);
+            else
+                copy_strided<sizeof(T)>({y_lines, kSide, 1}, {const_cast<T *>(from_y.p), y_row, y_col}, kSide, kSide);
+            from_y = {y_lines, kSide};
+        }
+        if (collide) from_x = copy_square(x_lines, from_x);
+        // Here because loads wait for stores whose addresses end in the same bits.
+        if (from_y.collide(kSide)) from_y = copy_square(y_lines, from_y);
+        binary_square<Op, T, kStream>(c.of(i, j), from_x, from_y, y_first, fetch);
+    };
+    for (int64_t top = 0; top < rows; top += kBlockRows)
+        for (int64_t left = 0; left < cols; left += kBlockCols) {
+            const int64_t bottom = after(top, kBlockRows, rows), right = after(left, kBlockCols, cols);
+            for (int64_t j = left; j < right; j += kSide) {
+                const bool more = j + kSide < cols; // to the right; else below
+                FetchRuns<1, Stepped<const T>> fetch{
+                    x.of(more ? j + kSide : 0, (more ? top : after(bottom, 0, rows - kSide)) + kSide - 1),
+                    (bottom - top) / kSide * kLine};
+                for (int64_t i = top; i < bottom; i += kSide) square(i, j, fetch);
             }
-#if defined(__SSE2__)
-            if (n_rows == kSide && n_cols == kSide) {
-                if (collide) from_x = copy_square(x_lines, from_x);
-                // Here because loads wait for stores whose addresses end in the same bits.
-                if (from_y.collide(kSide)) from_y = copy_square(y_lines, from_y);
-                binary_square<Op, T, kStream>(to, from_x, from_y);
-                continue;
-            }
-#endif
-            kTransposeOf<T>(x_lines, {kSide, nullptr}, from_x.p, {from_x.step, nullptr}, n_rows, n_cols, false);
-            binary_rows<Op, T, false>({to.p, to.step, 1}, {x_lines, kSide, 1},
-                                      {const_cast<T *>(from_y.p), from_y.step, 1}, n_rows, n_cols);
         }
 }
+#endif
 
 /* ---- elements one by one --------------------------------------------------------------------------------------------- */
 
@@ -209,37 +215,48 @@ void binary_singles(BinaryRows kernel, TileOperand c, TileOperand a, TileOperand
 
 /* ---- which ----------------------------------------------------------------------------------------------------------- */
 
-/** Are squares as fast as bands in the caches? Those of F16 are not, whose arithmetic is fast in rows only. */
+/** Are squares as fast as bands in a second-level cache? Those of F16 are not, whose arithmetic is fast in rows only. */
 template <class T>
 constexpr bool kSquares = true;
 template <>
 constexpr bool kSquares<f16> = false;
 
-/** Bands need a buffer, but stream whole lines, and to rows that start anywhere. Only those of halves, whose pieces of a row are
- *  few lines, lose more at their ends than streaming gains, unless these can be put where lines end. In the caches, too, whole lines
- *  pay where rows do not start at lines, but for elements of one and two bytes only of rows that all start alike, and not of few. */
+/** Squares pass through registers. Bands need a buffer, but stream whole lines to rows that start anywhere, and are better where rows
+ *  share sets of a cache; only those of halves, whose pieces of a row are few lines, lose more at their ends than streaming gains. */
 template <class Op, class T>
 void binary_tile(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t cols, bool stream) {
+    [[maybe_unused]] constexpr int64_t kSide = kLine / sizeof(T);
     const Stepped<T> to{static_cast<T *>(c.p), c.row};
-    const bool anywhere = !to.aligned(), alike = to.to_cache_line() > 0;
+    const int64_t head = to.to_cache_line();
     const bool near = rows * cols * static_cast<int64_t>(sizeof(T)) <= kNear;
-    if (sizeof(T) == 2 && anywhere && !alike) stream = false;
+    if (sizeof(T) == 2 && head == 0 && !to.aligned()) stream = false;
     const BinaryRows kernel = stream ? binary_rows<Op, T, true> : binary_rows<Op, T, false>;
-    if (has_singles<T>(a, b, rows, cols, stream || !anywhere, near))
+    if (has_singles<T>(a, b, rows, cols, stream || to.aligned(), near))
         return binary_singles<T>(kernel, c, a, b, rows, cols);
-    if (!kSquares<T> || (stream && sizeof(T) < 8) || (anywhere && (sizeof(T) >= 4 || (alike && !near))))
-        return kBandsOf<T>(kernel, c, a, b, rows, cols, stream);
-    if constexpr (kSquares<T>) {
+#if defined(__SSE2__)
+    // Columns that make no square go in bands, with those of one more: rows of less than a vector take long.
+    const auto with_a_square = [](int64_t n) { return n == 0 ? 0 : n + kSide; };
+    const int64_t left = with_a_square(head), right = with_a_square((cols - left) % kSide);
+    const int64_t across = cols - left - right, down = rows / kSide * kSide;
+    const bool aligned = head > 0 || to.aligned(), crowded = to.collide(kSide) || to.apart_by(2048);
+    if (across > 0 && down > 0 && !crowded && (aligned || !stream) && (kSquares<T> || !near)) {
         const bool in_order = transposed(a);
-        const TileOperand &x = in_order ? a : b, &y = in_order ? b : a;
-        const Stepped<const T> from{static_cast<const T *>(x.p), x.col};
-        const auto squares = [&](auto op) INFINI_INLINE_LAMBDA {
-            using Way = decltype(op);
-            return stream ? binary_squares<Way, T, sizeof(T) == 8> : binary_squares<Way, T, false>;
+        const TileOperand x = part<T>(in_order ? a : b, 0, left), y = part<T>(in_order ? b : a, 0, left);
+        const bool y_first = in_order ? b_first(a, b) : y.col == 1 || transposed(y) || !has_blocks<T>(y.col);
+        const auto squares = stream ? binary_squares<Op, T, true> : binary_squares<Op, T, false>;
+        squares(to.of(0, left), {static_cast<const T *>(x.p), x.col}, static_cast<const T *>(y.p), y.row, y.col, down,
+                across, near, y_first);
+        const auto bands = [&](int64_t i, int64_t j, int64_t n_rows, int64_t n_cols) {
+            if (n_rows > 0 && n_cols > 0)
+                kBandsOf<T>(binary_rows<Op, T, false>, part<T>(c, i, j), part<T>(a, i, j), part<T>(b, i, j), n_rows,
+                            n_cols, false);
         };
-        (in_order ? squares(Op{}) : squares(typename Op::Exchanged{}))(to, from, static_cast<const T *>(y.p), y.row,
-                                                                       y.col, rows, cols, stream);
+        bands(0, 0, down, left);
+        bands(0, left + across, down, right);
+        return bands(down, 0, rows - down, cols);
     }
+#endif
+    kBandsOf<T>(kernel, c, a, b, rows, cols, stream);
 }
 
 template <class Op>
