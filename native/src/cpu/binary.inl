@@ -29,19 +29,16 @@ INFINI_ORDERED(ordered_sum, VF, "addps")
 INFINI_ORDERED(ordered_sum, VD, "addpd")
 INFINI_ORDERED(ordered_product, VF, "mulps")
 INFINI_ORDERED(ordered_product, VD, "mulpd")
-#undef INFINI_ORDERED
 #endif
 #if defined(__AVX2__) && !defined(INFINI_WIDE_F16)
-/** As a * 1 + b, the same number: conversions take the units that add, and are what bounds rows of F16. */
+/** As a * 1 + b, the same number: see its operator. */
 INFINI_INLINE VH ordered_sum(VH a, VH b) {
     __asm__("vfmadd213ps %2, %1, %0" : "+v"(a.v) : "v"(_mm256_set1_ps(1)), "vm"(b.v));
     return a;
 }
-INFINI_INLINE VH ordered_product(VH a, VH b) {
-    __asm__("vmulps %2, %1, %0" : "=v"(a.v) : "v"(a.v), "vm"(b.v));
-    return a;
-}
+INFINI_ORDERED(ordered_product, VH, "mulps")
 #endif
+#undef INFINI_ORDERED
 
 /* Exchanged: what gives the same of b and a. Kernels of two unlike operands are written, and compiled, in one order of them. */
 struct Add {
