@@ -364,6 +364,40 @@ def test_columns_of_a_b_from_memory(
     record_property("cases", len(ks) * 2 * len(heights))
 
 
+@pytest.mark.parametrize("subnormal", [False, True])
+@pytest.mark.parametrize("k", [1024, 1100, 2048, 2300])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_columns_that_meet(
+    dtype: str,
+    k: int,
+    subnormal: bool,
+    rng: np.random.Generator,
+    num_threads: Threads,
+    record_property: Record,
+) -> None:
+    """Columns of B that meet in one set of the first-level cache, with NaN between them: some CPUs take two K
+    blocks of them side by side, as few at a time as have room there. Whole groups of columns and not, added
+    to a C or not."""
+    a, c = _normal(rng, dtype, 40, k), _normal(rng, dtype, 40, 131)
+    meeting = 2048 // a.itemsize
+    columns = np.full((131, -(-k // meeting) * meeting), np.nan, a.dtype)[:, :k]
+    columns[...] = _normal(rng, dtype, 131, k)
+    if subnormal:
+        columns[7, k - 1] = 1e-40
+    widths, heights = (128, 131), range(1, 18)
+    for n in widths:
+        b = columns[:n].T
+        plain, added = infiniop_py.gemm(a, b), infiniop_py.gemm(a, b, 0.5, -2.0, c=c[:, :n])
+        for m, count in itertools.product(heights, (1, 2)):
+            num_threads(count)
+            rows = rng.permutation(40)[:m]
+            assert_same_bits(infiniop_py.gemm(a[rows], b), plain[rows], f"{m} x {n}, {count} threads")
+            out = c[rows, :n]
+            infiniop_py.gemm_(out, a[rows], b, 0.5, -2.0)
+            assert_same_bits(out, added[rows], f"{m} x {n} added, {count} threads")
+    record_property("cases", 4 * len(widths) * len(heights))
+
+
 # Columns of which a thread has about as many as are fetched ahead, none of them whole vectors. Rows of B
 # are so many elements apart: side by side, meeting in a set of the first-level cache, or far.
 @pytest.mark.parametrize("columns", [265, 517])

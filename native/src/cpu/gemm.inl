@@ -214,6 +214,7 @@ constexpr void fill_products(GemmKernel &kernel) {
     if constexpr (kManyRegisters && Units<T>::kDepth == 1) fill_steps<T, kStepsRows>(kernel);
     fill_in_place<T, Exactness, kInPlaceMaxRows>(kernel);
     fill_columns<T, Exactness, kColumnsRows>(kernel);
+    fill_twins<T, Exactness>(kernel);
 }
 
 template <class T>
@@ -240,6 +241,8 @@ constexpr GemmKernel gemm_kernel() {
                       {},
                       {},
                       {},
+                      {},
+                      nullptr,
                       nullptr,
                       gemm_store<T>};
     fill_products<T, kFast>(kernel);

@@ -3,7 +3,7 @@
  * rows, or not many and K is short. A is not packed either, unless it must be converted, or has several rows that are multiplied
  * by columns of B with AVX-512. Where there is more of B than the cache holds, few rows of A are multiplied by short blocks of K,
  * and very few, or up to 32 with AVX-512, by long runs of some of B's rows. Columns of B are multiplied over all of K
- * (gemm_lines.inl, gemv.inl). */
+ * (gemm_lines.inl, gemm_twins.inl, gemv.inl). */
 #include "cpu/gemm_way.h"
 #include "cpu/thread_pool.h"
 #include "cpu/tiles.h"
@@ -62,6 +62,8 @@ constexpr int64_t kStreamAheadSmallL2 = 384, kStreamAheadZen4 = 64, kStreamAhead
  * and packing B pays from fewer rows of A on, if it is transposed and needs no conversion, or its rows of pairs meet in few sets
  * of the first-level cache. */
 constexpr int64_t kColumnsRowsZen5 = 20, kInPlacePairsZen5 = 19;
+/* Columns by twin K blocks: rows of F16 for which they pay near, and of F32 for which they do not from memory. */
+constexpr int64_t kTwinsRowsNear = 2, kTwinsRowsFar = 4, kTwinsFarB = 40 << 20;
 constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
 constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:
 constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
@@ -73,6 +75,7 @@ constexpr int64_t kTurned = 64; // columns of sums transposed at a time, if a ca
 struct InPlace final : Way {
     bool by_rows;           // which dimension of B is contiguous
     bool packs_a;           // it must be converted, or that is what the kernel reads fastest
+    bool twins;             // columns, by two K blocks at a time
     bool streams, in_steps; // by long runs of a few of its rows, with some of A in registers or with A packed
     bool shares_k;          // threads have K blocks each, so that they too read B in its own order
     bool fetches;           // B of the tasks that follow, which comes from far away
@@ -96,6 +99,7 @@ struct InPlace final : Way {
     Groups whole; // of task_m rows
 
     static bool applies(const Gemm &g) {
+        if (has_twins(g)) return true;
         if (g.b.col != 1 || g.n == 1)
             return g.b.row == 1 && (g.m <= g.kernel.in_place_rows || packs_for_columns(g)) && a_fits(g);
         if (holds(g) || has_steps(g)) return a_fits(g);
@@ -139,6 +143,19 @@ struct InPlace final : Way {
     static bool small_l2() { return second_level_cache() <= kStreamSmallL2; }
     /** Or another one with such a cache that computes vectors of 64 bytes as a whole. */
     static bool is_zen5() { return small_l2() && kernels().whole_lines; }
+    /** Columns that meet in one set of the first-level cache, of as many K blocks as are taken at a time, and so many that packing
+     *  A pays. From memory it is no faster for few rows of F32, and from caches for more of F16, which are converted as long as
+     *  before. Measured on Zen 5 alone. */
+    static bool has_twins(const Gemm &g) {
+        constexpr int64_t kColumns = 128, kColumnsOfOneRow = 32;
+        if (g.b.row != 1 || g.b.col == 1 || g.m > kTwinsRows || g.kernel.twins[kFast][g.m] == nullptr) return false;
+        if (!is_zen5() || !rows_meet(g.b.col * g.size) || g.k > kFewRowsOfA / g.m) return false;
+        if (g.k < (g.m <= kTwinsFewRows ? 4 : 2) * g.block_k || g.n < (g.m == 1 ? kColumnsOfOneRow : kColumns))
+            return false;
+        const auto far = [&](int64_t bytes) { return g.n > bytes / g.size / g.k; };
+        if (g.kernel.unit_k > 1) return true;
+        return g.converts() ? g.m <= kTwinsRowsNear || far(kColumnsFarB) : g.m > kTwinsRowsFar || !far(kTwinsFarB);
+    }
     static bool packs_for_columns(const Gemm &g) {
         const int64_t most = g.kernel.unit_k > 1 || !small_l2() ? g.kernel.columns_rows // measured
                              : is_zen5() && !g.converts()       ? kColumnsRowsZen5
@@ -156,13 +173,14 @@ struct InPlace final : Way {
     /** May A be packed as a whole? K alone can be as long as 0 strides allow. */
     static bool a_fits(const Gemm &g) { return !g.converts() || g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1); }
 
-    InPlace(const Gemm &gemm, int threads) : Way(gemm), by_rows(b.col == 1 && n > 1), packs_a(gemm.converts()) {
+    InPlace(const Gemm &gemm, int threads)
+        : Way(gemm), by_rows(b.col == 1 && n > 1), packs_a(gemm.converts()), twins(has_twins(gemm)) {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         task_m = std::min(m, kInPlaceTaskRows);
         // Narrower columns are faster in short steps.
         in_steps = by_rows && has_steps(*this) && n >= kStepsLeastRun / size * threads;
         streams = by_rows && (in_steps || holds(*this));
-        packs_a |= in_steps || (!by_rows && packs_for_columns(*this));
+        packs_a |= in_steps || twins || (!by_rows && packs_for_columns(*this));
         const bool short_steps = by_rows && !streams && m <= kInPlaceFewRows && far_b(*this);
         const bool gemv = !by_rows && m == 1, two_sums = gemv && size == sizeof(float); // see sum_columns()
         const int64_t near = by_rows                            ? kRowsNearB
@@ -198,7 +216,7 @@ struct InPlace final : Way {
         while (threads > 1 && task_m > 32 && ceil_div(m, task_m) * ceil_div(n, task_n) < threads * kEach) task_m -= 8;
         tasks_m = ceil_div(m, task_m);
         tasks_n = ceil_div(n, task_n);
-        packed.bytes = packs_a ? acc_bytes(k_blocks() * kernel.block_units * m) : 0;
+        packed.bytes = packs_a ? acc_bytes(packed_blocks() * blocks_packed() * kernel.block_units * m) : 0;
         packed.own = packs_a && !shares_k && packs_for_itself(m * k, threads);
         divided = !by_rows && !b_is_in_memory();
         // Rows of a power of 2 would meet in one set of the first-level cache.
@@ -247,7 +265,7 @@ struct InPlace final : Way {
         if (at_once) return run_at_once(r);
         Least least_a;
         if (packs_a && !packed.own)
-            parallel_for(k_blocks(), m * k < 64 * 1024 ? 1 : r.threads,
+            parallel_for(packed_blocks(), m * k < 64 * 1024 ? 1 : r.threads,
                          [&](int64_t block, int) { least_a.meet(pack_block(r, block)); });
         if (shares_k) return run_k_blocks(r, least_a.exponent());
         const Strips columns = columns_of(r.b);
@@ -256,7 +274,7 @@ struct InPlace final : Way {
             [&](int slot) {
                 if (!packed.own) return least_a.exponent();
                 int least = kLeastOfNothing;
-                for (int64_t block = 0; block < k_blocks(); ++block)
+                for (int64_t block = 0; block < packed_blocks(); ++block)
                     least = std::min(least, pack_block(packed.of(r, slot), block));
                 return least;
             },
@@ -266,10 +284,16 @@ struct InPlace final : Way {
             });
     }
 
-    /** [k block][unit][row], or in each K block of those that are streamed in steps, the panels of two groups. Returns the least
-     *  exponent. */
+    /** K blocks that are packed as one, and how many of those there are. */
+    int64_t blocks_packed() const { return twins ? 2 : 1; }
+    int64_t packed_blocks() const { return ceil_div(k_blocks(), blocks_packed()); }
+    /** [k block][unit][row], or in each K block of those that are streamed in steps, the panels of two groups, or twins. Returns
+     *  the least exponent. */
     int pack_block(const Run &r, int64_t block) const {
-        const int64_t k0 = block * block_k, kc = std::min(block_k, k - k0);
+        const int64_t most = blocks_packed() * block_k, k0 = block * most, kc = std::min(most, k - k0);
+        if (twins)
+            return kernel.pack_twins(r.workspace + 2 * block * kernel.block_units * m * kernel.acc_size,
+                                     at_a(r.a, 0, k0), a.row, a.col, m, kc);
         const int64_t group = in_steps ? steps_first(static_cast<int>(m)) : m;
         int least = kLeastOfNothing;
         for (int64_t i = 0; i < m; i += group) {
@@ -335,7 +359,7 @@ struct InPlace final : Way {
 
     /** A from row i and element k0 on, as the kernels take it. */
     const char *a_of(const Run &r, int64_t i, int64_t k0) const {
-        const int64_t together = by_rows ? kernel.unit_group : 1;
+        const int64_t together = by_rows ? kernel.unit_group : blocks_packed();
         return packs_a ? r.workspace + (k0 / kernel.unit_k * m + i * together) * kernel.acc_size : at_a(r.a, i, k0);
     }
 
@@ -343,9 +367,10 @@ struct InPlace final : Way {
         return std::string(in_steps  ? "streamed in steps by "
                            : streams ? "streamed by "
                                      : "in place by ") +
-               (by_rows ? "rows" : "columns") + " of B" + (shares_k ? ", K blocks shared" : "") +
-               (step < block_k ? ", " + text(step) + " at a time" : "") + (packs_a ? ", A packed" : "") + ", tasks " +
-               text(task_m) + " x " + text(task_n) + (packed.own ? ", A by each thread" : "");
+               (by_rows ? "rows" : "columns") + " of B" + (twins ? ", twin K blocks" : "") +
+               (shares_k ? ", K blocks shared" : "") + (step < block_k ? ", " + text(step) + " at a time" : "") +
+               (packs_a ? ", A packed" : "") + ", tasks " + text(task_m) + " x " + text(task_n) +
+               (packed.own ? ", A by each thread" : "");
     }
 
     /** Rows i0.., columns j0.. of C. */
@@ -385,9 +410,12 @@ struct InPlace final : Way {
         finish(r.c, r.d, 0, 0, m, n);
     }
 
-    Groups groups_of(int64_t rows) const {
+    Groups groups_of(int64_t rows, int exactness = kFast) const {
         // A task has few rows, and dividing large numbers takes longer.
-        const int most = by_rows ? kernel.in_place_rows : kernel.columns_rows;
+        const int most = by_rows              ? kernel.in_place_rows
+                         : !twins             ? kernel.columns_rows
+                         : exactness == kFast ? kTwinsRows
+                                              : kTwinsExactRows;
         const int count = streams ? 1 : (static_cast<int>(rows) + most - 1) / most;
         return {count, static_cast<int>(rows) / count, static_cast<int>(rows) % count};
     }
@@ -424,9 +452,10 @@ struct InPlace final : Way {
         const GemmInPlaceKernel *const kernels = in_steps  ? kernel.steps // no units that flush have them
                                                  : streams ? kernel.streams[exactness]
                                                  : by_rows ? kernel.rows[exactness]
+                                                 : twins   ? kernel.twins[exactness]
                                                            : kernel.columns[exactness];
         int least = kLeastOfNothing;
-        const auto [groups, low, taller] = t.m == task_m ? whole : groups_of(t.m);
+        const auto [groups, low, taller] = t.m == task_m && exactness == kFast ? whole : groups_of(t.m, exactness);
         const int64_t shift = before_sums(t.head) * kernel.acc_size;
         for (int64_t k0 = 0; k0 < k; k0 += step) {
             const bool last = k0 + step >= k;

@@ -552,6 +552,7 @@ INFINI_INLINE void multiply_rest_of_rows(const GemmInPlace &g, int64_t j, typena
 
 #include "cpu/gemm_lines.inl"
 #include "cpu/gemm_runs.inl"
+#include "cpu/gemm_twins.inl"
 
 #if defined(__AVX512F__)
 /** From memory columns that meet in one set of the first-level cache are read faster eight at a time than sixteen; of few rows, whose

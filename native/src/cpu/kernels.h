@@ -110,6 +110,9 @@ constexpr int kStepsRows = 32;           // and most for which B is streamed in 
 constexpr int kStepsGroup = 16;          // so many at once
 constexpr int kGemmMaxRows = 32;         // of any instruction set's tile,
 constexpr int kColumnsMaxRows = 32;      // and of its kernels that read columns of B where they lie
+constexpr int kTwinsRows = 16;           // and of those that do so by twin K blocks,
+constexpr int kTwinsExactRows = 4;       // where products must be exact, which is seldom,
+constexpr int kTwinsFewRows = 4;         // and of those that take two pairs of such at a time
 /** Of so many rows, those that are multiplied first. */
 constexpr int steps_first(int rows) { return rows > kStepsGroup ? (rows + 1) / 2 : rows; }
 /** Do rows so many bytes apart meet in one or two sets of the first-level cache? */
@@ -151,6 +154,10 @@ using GemmInPlaceKernel = int (*)(const GemmInPlace &);
 using GemmPack = int (*)(void *panels, int64_t panel_stride, const void *src, int64_t stride_w, int64_t stride_k,
                          int64_t count, int64_t width, int64_t kc);
 
+/** Packs `rows` rows of two K blocks of A, or of a k that ends in them what there is: [unit][row][block]. Returns the least
+ *  exponent. */
+using GemmPackTwins = int (*)(void *to, const void *a, int64_t a_row, int64_t a_col, int64_t rows, int64_t k);
+
 /** The parts of a matrix product of one element type. "acc" is the type sums are kept in: float, or double for F64. Operands are
  *  packed into panels, unit[depth of the panel][width], width being at most mr for A and nr for B. A unit is one element of
  *  the type acc, or `unit_k` neighbours in k of the operands' own type, for instructions that sum these up on their own.
@@ -185,6 +192,10 @@ struct GemmKernel {
     /** The same for packed A: in each K block the panel of steps_first() rows, then that of the others. */
     GemmInPlaceKernel steps[kStepsRows + 1];
     GemmInPlaceKernel columns[2][kColumnsMaxRows + 1]; // b[j * b_stride + k], of any number of K blocks
+    /** The same for two K blocks or more, with A packed by pack_twins, and for eight columns or more, not all of which need be this
+     *  task's. [kExact] has kTwinsExactRows. Null where there are none. */
+    GemmInPlaceKernel twins[2][kTwinsRows + 1];
+    GemmPackTwins pack_twins;
     /** The least exponent of m rows that are contiguous in k; null where nobody needs it. */
     int (*least)(const void *a, int64_t row_stride, int64_t m, int64_t k);
     /** c[i * row_stride + j * col_stride] = alpha * sums[i * ld + j] + beta * c[...] for i < m, j < n, rounded once. c is not read

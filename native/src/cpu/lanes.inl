@@ -32,10 +32,9 @@ using Wide = __m128i;
 #undef INFINI_INTERLEAVE
 
 /** x[i][j] <-> x[j][i] in each lane. A step interleaves vectors half of them apart; after log2 of them as many, every bit of the
- *  one number has moved into the other. */
-template <int kSize, class V>
-INFINI_INLINE void transpose_lanes(V (&x)[16 / kSize]) {
-    constexpr int kRows = 16 / kSize;
+ *  one number has moved into the other. Of fewer vectors than a lane has elements, x[i] gets some j after the other. */
+template <int kSize, class V, int kRows>
+INFINI_INLINE void transpose_lanes(V (&x)[kRows]) {
     V y[kRows];
 #pragma GCC unroll 4
     for (int step = 1; step < kRows; step *= 2) {
