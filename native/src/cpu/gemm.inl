@@ -210,7 +210,8 @@ template <class T, int Exactness>
 constexpr void fill_products(GemmKernel &kernel) {
     fill_multiply<T, Exactness, kGemmRows>(kernel);
     // With a large second-level cache, K blocks in place are soon faster; units of two rows bring more rows at a time.
-    fill_streams<T, Exactness, kSmallL2 ? kHeldRows : 2 * Units<T>::kDepth>(kernel);
+    constexpr bool kConverts = Units<T>::kDepth == 1 && sizeof(T) != sizeof(typename Units<T>::Unit);
+    fill_streams<T, Exactness, kSmallL2 ? kHeldRows : kConverts ? 2 : 4>(kernel);
     if constexpr (kManyRegisters && Units<T>::kDepth == 1) fill_steps<T, kStepsRows>(kernel);
     fill_in_place<T, Exactness, kInPlaceMaxRows>(kernel);
     fill_columns<T, Exactness, kColumnsRows>(kernel);

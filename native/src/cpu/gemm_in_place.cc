@@ -63,12 +63,17 @@ constexpr int64_t kStreamAheadSmallL2 = 384, kStreamAheadZen4 = 64, kStreamAhead
  * of the first-level cache. */
 constexpr int64_t kColumnsRowsZen5 = 20, kInPlacePairsZen5 = 19;
 /* Columns by twin K blocks: rows of F16 for which they pay near, and of F32 for which they do not from memory. */
-constexpr int64_t kTwinsRowsNear = 2, kTwinsRowsFar = 4, kTwinsFarB = 40 << 20;
+constexpr int64_t kTwinsRowsNear = 2, kTwinsRowsFar = 4;
+constexpr int64_t kNearZen5 = 40 << 20;       // bytes of B, of which its last-level cache of 32 MiB then holds most
 constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
 constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:
 constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
 constexpr int64_t kStreamTasks = 16; // for a thread, since one of two often falls behind with what comes from memory
 constexpr int64_t kHeldRowsUncrowded = 4; // from more rows on, short steps are faster
+/* Rows of units up to which each CPU with AVX-512 streams. Zen 5 does so with twice as many if B comes from its last-level cache, so
+ * many bytes of a row of sums at a time that B has room beside them in the first, into which it is fetched: what is fetched into the
+ * second takes the way from there to the first twice. For shorter rows of B it does not pay, nor for threads to have less of one. */
+constexpr int64_t kHeldUnits = 2, kHeldRun = 4096, kHeldLeastRow = 1024, kHeldOwnColumns = 2048;
 
 constexpr int64_t kTurned = 64; // columns of sums transposed at a time, if a cache line holds no more than one's rows
 
@@ -127,8 +132,10 @@ struct InPlace final : Way {
                (g.m > kInPlaceFewRowsSmallL2 || g.b.row * g.size % kInPlaceCrowdedEvery == 0);
     }
     static bool holds(const Gemm &g) {
-        return g.m <= kHeldRows && g.kernel.streams[kFast][g.m] != nullptr && far_b(g) &&
-               (crowded(g) || g.m <= kHeldRowsUncrowded);
+        if (g.m > kHeldRows || g.kernel.streams[kFast][g.m] == nullptr || !far_b(g)) return false;
+        if (!g.kernel.has_small_l2 && g.m > kHeldUnits * g.kernel.unit_k)
+            return is_near_zen5(g) && g.n >= kHeldLeastRow / g.size;
+        return crowded(g) || g.m <= kHeldRowsUncrowded;
     }
     static bool has_steps(const Gemm &g) {
         return g.m <= kStepsRows && g.kernel.steps[g.m] != nullptr && g.n > kStepsB / g.size / g.k &&
@@ -143,6 +150,8 @@ struct InPlace final : Way {
     static bool small_l2() { return second_level_cache() <= kStreamSmallL2; }
     /** Or another one with such a cache that computes vectors of 64 bytes as a whole. */
     static bool is_zen5() { return small_l2() && kernels().whole_lines; }
+    /** And does B come from its last-level cache, at least in part? */
+    static bool is_near_zen5(const Gemm &g) { return is_zen5() && g.n <= kNearZen5 / g.size / g.k; }
     /** Columns that meet in one set of the first-level cache, of as many K blocks as are taken at a time, and so many that packing
      *  A pays. From memory it is no faster for few rows of F32, and from caches for more of F16, which are converted as long as
      *  before. Measured on Zen 5 alone. */
@@ -152,9 +161,9 @@ struct InPlace final : Way {
         if (!is_zen5() || !rows_meet(g.b.col * g.size) || g.k > kFewRowsOfA / g.m) return false;
         if (g.k < (g.m <= kTwinsFewRows ? 4 : 2) * g.block_k || g.n < (g.m == 1 ? kColumnsOfOneRow : kColumns))
             return false;
-        const auto far = [&](int64_t bytes) { return g.n > bytes / g.size / g.k; };
         if (g.kernel.unit_k > 1) return true;
-        return g.converts() ? g.m <= kTwinsRowsNear || far(kColumnsFarB) : g.m > kTwinsRowsFar || !far(kTwinsFarB);
+        return g.converts() ? g.m <= kTwinsRowsNear || g.n > kColumnsFarB / g.size / g.k
+                            : g.m > kTwinsRowsFar || is_near_zen5(g);
     }
     static bool packs_for_columns(const Gemm &g) {
         const int64_t most = g.kernel.unit_k > 1 || !small_l2() ? g.kernel.columns_rows // measured
@@ -199,12 +208,14 @@ struct InPlace final : Way {
                                                                           : kInPlaceFewRowsRun;
         run /= size;
         if (short_steps) run = equal_share(threads, run);
-        shares_k = streams && !in_steps && !kernel.in_tiles && threads > 1 &&
+        const bool from_l3 = streams && !in_steps && m > kHeldUnits && is_near_zen5(*this);
+        const bool own = from_l3 && (kernel.unit_k == 1 || n >= kHeldOwnColumns / size * threads);
+        shares_k = streams && !in_steps && !own && !kernel.in_tiles && threads > 1 &&
                    (!small_l2() || n < kStreamOwnColumns / size * threads) &&
                    k_blocks() >= threads && // and few: K may be as long as 0 strides allow
                    k_blocks() <= kStreamMostSums / acc_bytes(m * (n + nr));
         if (streams) { // equal shares, as many for each thread
-            const int64_t most = small_l2() && !in_steps ? kStreamRunSmallL2 : kStreamRun;
+            const int64_t most = from_l3 ? kHeldRun : small_l2() && !in_steps ? kStreamRunSmallL2 : kStreamRun;
             run = equal_share(shares_k ? 1 : threads, most / kernel.acc_size);
             while (shares_k && k_blocks() * ceil_div(n, run) < kStreamTasks * threads && run * size > kStreamLeastRun)
                 run = ceil_div(run, 2);
@@ -243,6 +254,7 @@ struct InPlace final : Way {
                               : is_zen5()                  ? kStreamAheadZen5
                                                            : kStreamAheadZen4;
         common.chains_bind = is_zen5() && !common.far_b;
+        common.stream_near = is_near_zen5(*this);
         set_step();
         common.ld = ld;
         common.begins = common.ends = true;

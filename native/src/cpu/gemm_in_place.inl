@@ -167,7 +167,8 @@ int gemm_rows(const GemmInPlace &g) {
     return least.exponent();
 }
 
-/** Is there room beside so many rows of sums for B in the first-level cache? Else it is fetched into the second, and from further. */
+/** Is there room beside so many rows of sums for B in the first-level cache? Else it is fetched into the second, and from further,
+ *  unless rows of sums are short (GemmInPlace::stream_near). */
 template <int R>
 constexpr bool kFetchesNear = R <= 2;
 
@@ -194,8 +195,8 @@ INFINI_INLINE void store_tile(typename V::Scalar *to, int64_t ld, int64_t n_last
 /** One row of `units` after the other: what they add to the sums of R rows and C * N columns, or of n_last < N if C is 1. */
 template <class T, int Exactness, int R, int G, int C>
 INFINI_INLINE void stream_tile(const typename Units<T>::Vector (&a)[G][R], const T *b, const T *ahead, int64_t stride,
-                               int64_t n_last, bool pairs_up, typename Units<T>::Sums::Scalar *sums, int64_t ld,
-                               typename Units<T>::Least &least) {
+                               int64_t n_last, bool pairs_up, bool near, typename Units<T>::Sums::Scalar *sums,
+                               int64_t ld, typename Units<T>::Least &least) {
     using U = Units<T>;
     using V = typename U::Sums;
     constexpr int N = V::N;
@@ -210,8 +211,10 @@ INFINI_INLINE void stream_tile(const typename Units<T>::Vector (&a)[G][R], const
 #pragma GCC unroll 2
             for (int d = 0; d < U::kDepth; ++d)
 #pragma GCC unroll 16
-                for (int64_t i = 0; i < C * N; i += kLine)
-                    __builtin_prefetch(ahead + (u * U::kDepth + d) * stride + i, 0, kFetchesNear<R> ? 3 : 2);
+                for (int64_t i = 0; i < C * N; i += kLine) {
+                    const T *const p = ahead + (u * U::kDepth + d) * stride + i;
+                    near ? __builtin_prefetch(p, 0, 3) : __builtin_prefetch(p, 0, 2);
+                }
         if constexpr (C == 1)
             x[0] = U::across_n(at, next_k, n_last, least);
         else
@@ -230,7 +233,8 @@ INFINI_INLINE void stream_units(const GemmInPlace &g, const typename Units<T>::U
                                 typename Units<T>::Least &least) {
     constexpr int N = Units<T>::Sums::N;
     // These are more streams than the hardware follows.
-    const int64_t far = (kFetchesNear<R> ? g.stream_ahead : 1024) / static_cast<int64_t>(sizeof(T));
+    const bool near = kFetchesNear<R> || g.stream_near;
+    const int64_t far = (near ? g.stream_ahead : 1024) / static_cast<int64_t>(sizeof(T));
     typename Units<T>::Vector wide[G][R];
     for (int u = 0; u < G; ++u)
         for (int r = 0; r < R; ++r) wide[u][r] = broadcast(a[r * g.a_row + u * g.a_unit]);
@@ -241,11 +245,12 @@ INFINI_INLINE void stream_units(const GemmInPlace &g, const typename Units<T>::U
         for (; j + 2 * N <= end; j += 2 * N) {
             const int64_t beyond = j + far - g.n; // of these rows: it is the next ones' beginning that comes then
             const T *ahead = beyond < 0 ? b + j + far : b + G * Units<T>::kDepth * g.b_stride + beyond;
-            stream_tile<T, Exactness, R, G, 2>(wide, b + j, ahead, g.b_stride, N, pairs_up, part + j, g.ld, least);
+            stream_tile<T, Exactness, R, G, 2>(wide, b + j, ahead, g.b_stride, N, pairs_up, near, part + j, g.ld,
+                                               least);
         }
         for (; j < end; j += N)
             stream_tile<T, Exactness, R, G, 1>(wide, b + j, nullptr, g.b_stride, end - j < N ? end - j : N, pairs_up,
-                                               part + j, g.ld, least);
+                                               near, part + j, g.ld, least);
         j = end;
     }
 }
@@ -257,6 +262,7 @@ int gemm_streams(const GemmInPlace &g) {
     using U = Units<T>;
     using V = typename U::Sums;
     constexpr int N = V::N, G = 8 * R < 2 * kGemmRows ? 8 : 4; // as many as there are registers for, beside the sums
+    constexpr int kFew = 8 / U::kDepth;                        // of eight rows, which have room if they meet in a set
     auto *const part = static_cast<typename V::Scalar *>(g.part);
     typename U::Least least;
     for (int64_t j = 0; j < g.n; j += N) {
@@ -266,6 +272,9 @@ int gemm_streams(const GemmInPlace &g) {
     const auto *a = static_cast<const typename U::Unit *>(g.a);
     const T *b = static_cast<const T *>(g.b);
     int64_t left = g.kc / U::kDepth;
+    if (kFew < G && g.stream_near && rows_meet(g.b_stride * static_cast<int64_t>(sizeof(T))))
+        for (; left >= kFew; left -= kFew, a += kFew * g.a_unit, b += kFew * U::kDepth * g.b_stride)
+            stream_units<T, Exactness, R, kFew>(g, a, b, true, least);
     for (; left >= G; left -= G, a += G * g.a_unit, b += G * U::kDepth * g.b_stride)
         stream_units<T, Exactness, R, G>(g, a, b, true, least);
     for (; left > 0; --left, a += g.a_unit, b += U::kDepth * g.b_stride)
