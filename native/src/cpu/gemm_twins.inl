@@ -49,6 +49,25 @@ struct Twins<f16> {
     static INFINI_INLINE VF broadcast_twins(const float *a) { return Twins<float>::broadcast_twins(a); }
 };
 
+/** all[row] += the sums of `blocks` blocks, two in each of a row's `tiles` but for the last: in their order. */
+template <class V>
+INFINI_INLINE void add_twin_sums(V *all, const V *sums, int rows, int tiles, int64_t blocks, bool first) {
+    const __m512i apart = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 2
+        for (int t = 0; t < tiles; ++t, ++sums) {
+            const V low{_mm512_permutexvar_ps(apart, sums->v)};
+            const V high{_mm512_castps256_ps512(_mm512_extractf32x8_ps(low.v, 1))};
+            all[r] = first && t == 0 ? low : all[r] + low;
+            if (2 * t + 1 < blocks) all[r] = all[r] + high;
+        }
+}
+template <class V>
+INFINI_CALLED void add_many_twin_sums(V *all, const V *sums, int rows, int tiles, int64_t blocks, bool first) {
+    add_twin_sums(all, sums, rows, tiles, blocks, first);
+}
+
 /** R rows of A times eight columns of B. */
 template <class T, int Exactness, int R>
 struct TwinProduct {
@@ -61,11 +80,12 @@ struct TwinProduct {
     VF all[R][1] = {}; // of the blocks so far, in the lower half
     bool first = true;
 
+    /** x = the halves of lines that some(address in the first block, twin) gives. */
     template <class Load>
     INFINI_INLINE void load(Wide (&x)[8], const ByteColumns &b, int64_t byte, Load &&some) {
-        Wide t
-            [2]
-            [4]; // row i of four in the lower half, i + 4 in the upper, to which a load is no shuffle; a row's twin follows it
+        // A column and its twin are neighbours. Of eight such rows i is in the lower half, to which a load is no shuffle, i + 4 in
+        // the upper.
+        Wide t[2][4];
         b.each<kColumns>(0, byte, [&](int i, const char *p) INFINI_INLINE_LAMBDA {
 #pragma GCC unroll 2
             for (int twin = 0; twin < 2; ++twin) {
@@ -80,6 +100,7 @@ struct TwinProduct {
             for (int i = 0; i < 8; ++i) least.meet(t[i / 4][i % 4]);
         W::transpose(x, t);
     }
+    /** sums += R rows of A times the units of x. */
     template <int Tiles>
     static INFINI_INLINE void multiply(VF (&sums)[R][Tiles], const Wide (&x)[Tiles][8], const Unit *a, int64_t a_unit) {
         const int64_t tile = kGemmBlockUnits * a_unit;
@@ -96,19 +117,13 @@ struct TwinProduct {
                         multiply_add<Exactness>(W::broadcast_twins(a + t * tile + 2 * r), columns[t], sums[r][t]);
         }
     }
-    /** Those of the first `blocks`, 2 * Tiles or one less. */
+    /** Of many rows by one function for all, which is less code; of few it would take longer. */
     template <int Tiles>
     INFINI_INLINE void add_sums(const VF (&sums)[R][Tiles], int64_t blocks) {
-        const __m512i apart = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 2
-            for (int t = 0; t < Tiles; ++t) {
-                const VF low{_mm512_permutexvar_ps(apart, sums[r][t].v)};
-                const VF high{_mm512_castps256_ps512(_mm512_extractf32x8_ps(low.v, 1))};
-                all[r][0] = first && t == 0 ? low : all[r][0] + low;
-                if (2 * t + 1 < blocks) all[r][0] = all[r][0] + high;
-            }
+        if constexpr (R <= kTwinsFewRows)
+            add_twin_sums(all[0], sums[0], R, Tiles, blocks, first);
+        else
+            add_many_twin_sums(all[0], sums[0], R, Tiles, blocks, first);
         first = false;
     }
     /** Two whole blocks, or twice as many; `next`: where what is multiplied after them begins. */
@@ -163,6 +178,25 @@ struct TwinProduct {
     }
 };
 
+/** What the rest of K adds to all[..][0] of R rows from row First on, some at a time: it is little, and so is its code then. */
+template <class T, int Exactness, int R, int Tiles>
+INFINI_CALLED void add_rest(VF (*all)[1], bool first, const ByteColumns &b, const typename Units<T>::Unit *a,
+                            int64_t a_unit, int64_t bytes, typename Units<T>::Least &least) {
+    TwinProduct<T, Exactness, R> product{least};
+    product.first = first;
+    for (int r = 0; r < R; ++r) product.all[r][0] = all[r][0];
+    product.template add_rest<Tiles>(b, a, a_unit, bytes);
+    for (int r = 0; r < R; ++r) all[r][0] = product.all[r][0];
+}
+template <class T, int Exactness, int R, int Tiles, int First = 0>
+INFINI_INLINE void add_rest_of_rows(VF (&all)[R][1], bool first, const ByteColumns &b, const typename Units<T>::Unit *a,
+                                    int64_t a_unit, int64_t bytes, typename Units<T>::Least &least) {
+    constexpr int kRows = R - First < kTwinsFewRows ? R - First : kTwinsFewRows;
+    add_rest<T, Exactness, kRows, Tiles>(all + First, first, b, a + 2 * First, a_unit, bytes, least);
+    if constexpr (First + kRows < R)
+        add_rest_of_rows<T, Exactness, R, Tiles, First + kRows>(all, first, b, a, a_unit, bytes, least);
+}
+
 /** Columns of B times packed A (gemm_pack_twins), for a K of two blocks or more. Where the last columns are fewer than eight, those
  *  before them are summed up again: B has as many, if not this task. */
 template <class T, int Exactness, int R>
@@ -188,9 +222,9 @@ int gemm_twins(const GemmInPlace &g) {
             a += kTiles * kGemmBlockUnits * a_unit;
         }
         if (left > 2 * P::kBlockBytes)
-            product.template add_rest<kTiles>(b, a, a_unit, left);
+            add_rest_of_rows<T, Exactness, R, kTiles>(product.all, product.first, b, a, a_unit, left, least);
         else if (left > 0)
-            product.template add_rest<1>(b, a, a_unit, left);
+            add_rest_of_rows<T, Exactness, R, 1>(product.all, product.first, b, a, a_unit, left, least);
         const int64_t count = g.n - j < kColumns ? g.n - j : kColumns;
         if (count < kColumns)
             for (auto &row : product.all) {
@@ -198,7 +232,10 @@ int gemm_twins(const GemmInPlace &g) {
                 store(lanes, row[0]);
                 row[0] = load(lanes + kColumns - count);
             }
-        finish_in_place<T, R, 1>(g, j, count, product.all);
+        if constexpr (R <= kTwinsFewRows)
+            finish_in_place<T, R, 1>(g, j, count, product.all);
+        else
+            finish_sums<T>(g, j, count, R, 1, product.all[0]);
     }
     return least.exponent();
 }
@@ -212,6 +249,7 @@ int gemm_pack_twins(void *to_, const void *a_, int64_t a_row, int64_t a_col, int
     const int64_t units = rows <= 8 ? kGemmBlockUnits : rows <= 16 ? kGemmBlockUnits / 2 : kGemmBlockUnits / 4;
     const T *const a = static_cast<const T *>(a_);
     auto *to = static_cast<Unit *>(to_);
+    const GemmPack pack = opaque(static_cast<GemmPack>(gemm_pack<T>)); // called: there is one of it
     const Wide low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23),
                high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
     int least = kLeastOfNothing;
@@ -221,7 +259,7 @@ int gemm_pack_twins(void *to_, const void *a_, int64_t a_row, int64_t a_col, int
             const int64_t k0 = twin * kBlock + u * U::kDepth, most = units * U::kDepth;
             const int64_t some = k - k0 < 0 ? 0 : k - k0 < most ? k - k0 : most;
             if (some > 0) {
-                const int met = gemm_pack<T>(part[twin], 0, a + k0 * a_col, a_row, a_col, rows, rows, some);
+                const int met = pack(part[twin], 0, a + k0 * a_col, a_row, a_col, rows, rows, some);
                 least = met < least ? met : least;
             }
             // Then -0, whose product with the 0 that is read of B leaves every sum as it is, -0 too.
