@@ -73,6 +73,11 @@ void test_one(const Problem &p, Kind kind, int exactness) {
     const int64_t most = kTwinsRows + 3, block = kernel.block_units * kernel.unit_k;
     std::vector<char> a(static_cast<size_t>(most * p.k * size));
     for (int64_t i = 0; i < most * p.k; ++i) put_element(&a[static_cast<size_t>(i * size)], p.dtype, kind);
+    std::vector<char> transposed(a.size()); // [k][row]
+    for (int64_t i = 0; i < most; ++i)
+        for (int64_t k = 0; k < p.k; ++k)
+            std::memcpy(&transposed[static_cast<size_t>((k * most + i) * size)],
+                        &a[static_cast<size_t>((i * p.k + k) * size)], static_cast<size_t>(size));
 
     const int64_t blocks = (p.k + block - 1) / block, units = blocks * kernel.block_units;
     std::vector<float> needed(static_cast<size_t>(most * 64)), row(static_cast<size_t>(units + 64));
@@ -97,13 +102,16 @@ void test_one(const Problem &p, Kind kind, int exactness) {
     // All rows of a packed A, or the last ones; all columns, or the last ones of a task, or those of a task that has too few.
     for (int64_t before : {0, 3}) {
         const int64_t rows = p.rows + before, region = 2 * kernel.block_units * rows;
-        std::vector<float> packed(static_cast<size_t>((blocks + 1) / 2 * region), -1.0f);
+        std::vector<float> packed(static_cast<size_t>((blocks + 1) / 2 * region), -1.0f), of_columns = packed;
         int least = kLeastOfNothing;
         for (int64_t twin = 0; 2 * twin < blocks; ++twin) {
             const int64_t k0 = 2 * twin * block, kc = p.k - k0 < 2 * block ? p.k - k0 : 2 * block;
             least = std::min(least, kernel.pack_twins(&packed[static_cast<size_t>(twin * region)],
                                                       &a[static_cast<size_t>(k0 * size)], p.k, 1, rows, kc));
+            kernel.pack_twins(&of_columns[static_cast<size_t>(twin * region)],
+                              &transposed[static_cast<size_t>(k0 * most * size)], 1, most, rows, kc);
         }
+        CHECK(std::memcmp(packed.data(), of_columns.data(), packed.size() * sizeof(float)) == 0);
         CHECK(least == *std::min_element(least_a.begin(), least_a.begin() + rows));
         g.a = &packed[static_cast<size_t>(2 * before)];
         g.a_unit = rows;

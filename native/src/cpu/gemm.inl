@@ -209,7 +209,8 @@ constexpr void fill_steps(GemmKernel &kernel) {
 template <class T, int Exactness>
 constexpr void fill_products(GemmKernel &kernel) {
     fill_multiply<T, Exactness, kGemmRows>(kernel);
-    // With a large second-level cache, K blocks in place are soon faster; units of two rows bring more rows at a time.
+    // With a large second-level cache, K blocks in place are soon faster; units of two rows bring more rows at a time, and from its last
+    // one a Zen 5 streams as many of units that need no conversion (kHeldUnits of gemm_in_place.cc).
     constexpr bool kConverts = Units<T>::kDepth == 1 && sizeof(T) != sizeof(typename Units<T>::Unit);
     fill_streams<T, Exactness, kSmallL2 ? kHeldRows : kConverts ? 2 : 4>(kernel);
     if constexpr (kManyRegisters && Units<T>::kDepth == 1) fill_steps<T, kStepsRows>(kernel);

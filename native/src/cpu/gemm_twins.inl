@@ -178,7 +178,8 @@ struct TwinProduct {
     }
 };
 
-/** What the rest of K adds to all[..][0] of R rows from row First on, some at a time: it is little, and so is its code then. */
+/* What the rest of K adds, a few rows at a time: it is little, and so is its code then. */
+
 template <class T, int Exactness, int R, int Tiles>
 INFINI_CALLED void add_rest(VF (*all)[1], bool first, const ByteColumns &b, const typename Units<T>::Unit *a,
                             int64_t a_unit, int64_t bytes, typename Units<T>::Least &least) {
@@ -228,7 +229,7 @@ int gemm_twins(const GemmInPlace &g) {
         const int64_t count = g.n - j < kColumns ? g.n - j : kColumns;
         if (count < kColumns)
             for (auto &row : product.all) {
-                float lanes[3 * kColumns];
+                float lanes[3 * kColumns] = {};
                 store(lanes, row[0]);
                 row[0] = load(lanes + kColumns - count);
             }
