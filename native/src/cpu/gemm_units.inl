@@ -58,10 +58,10 @@ struct Units<bf16> {
             magnitude = _mm512_min_epu16(magnitude, _mm512_sub_epi16(bits, _mm512_set1_epi16(1)));
         }
         INFINI_INLINE int exponent() const {
-            alignas(64) uint16_t lanes[32];
-            _mm512_store_si512(lanes, magnitude);
-            uint16_t least = 0xffff;
-            for (uint16_t lane : lanes) least = lane < least ? lane : least;
+            const __m256i halves =
+                _mm256_min_epu16(_mm512_castsi512_si256(magnitude), _mm512_extracti64x4_epi64(magnitude, 1));
+            const __m128i lanes = _mm_min_epu16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+            const int least = _mm_extract_epi16(_mm_minpos_epu16(lanes), 0);
             return least == 0xffff ? kLeastOfNothing : (least + 1) >> 7;
         }
     };
