@@ -3,7 +3,7 @@
  * panel whose rows are contiguous while the first rows of A are multiplied with it, others at once, or where B comes from memory
  * while the K block before is multiplied. Between the threads there is nothing to wait for, and no line of B that one of them wrote
  * and another reads. */
-#include "cpu/gemm_way.h"
+#include "cpu/gemm_whole_a.h"
 #include "cpu/thread_pool.h"
 
 namespace infini::gemm {
@@ -20,13 +20,12 @@ constexpr int64_t kPackRowsSmallL2 = 21; // of A, from which on the first ones' 
  * columns, and packed A, which each task reads, has so few bytes. */
 constexpr int64_t kColumnsL2 = 2 << 20, kColumnsMany = 1536, kColumnsManyRowsA = 12 << 20;
 
-struct Columns final : Way {
-    int64_t task_n;           // columns of C in a task
-    int64_t tasks_m, tasks_n; // by panels of A, by columns
-    bool packs_rows;          // the first product of a panel of B does, from where its rows lie
-    bool ahead;               // else: two K blocks of B, and not only one
-    bool by_lines;            // panels of B begin where cache lines of its rows do, if those begin alike
-    PackedA packed;
+struct Columns final : WholeA {
+    int64_t task_n;              // columns of C in a task
+    int64_t tasks_m, tasks_n;    // by panels of A, by columns
+    bool packs_rows;             // the first product of a panel of B does, from where its rows lie
+    bool ahead;                  // else: two K blocks of B, and not only one
+    bool by_lines;               // panels of B begin where cache lines of its rows do, if those begin alike
     int64_t bytes_b, bytes_sums; // a thread
 
     /** Columns of a B whose rows are contiguous in one task; 0 where there are too many rows of A. */
@@ -52,7 +51,7 @@ struct Columns final : Way {
     static bool applies(const Gemm &g) { return run_of(g) > 0 && g.k <= kFewRowsOfA / g.m; }
 
     Columns(const Gemm &gemm, int threads)
-        : Way(gemm), packs_rows(pays_to_pack_rows(gemm)), ahead(!packs_rows && brings_k_blocks(gemm)) {
+        : WholeA(gemm, threads), packs_rows(pays_to_pack_rows(gemm)), ahead(!packs_rows && brings_k_blocks(gemm)) {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         task_n = b.col == 1 ? run_of(gemm) : kColumnsPanels * nr;
         task_n = round_up(std::min(task_n, ceil_div(n, threads == 1 ? 1 : threads * kEach)), nr);
@@ -66,7 +65,6 @@ struct Columns final : Way {
         tasks_n = ceil_div(n, task_n);
         tasks_m = std::min(panels_m, ceil_div(threads, tasks_n)); // each of which packs B for itself
         by_lines = packs_rows && b.row * size % kLine == 0 && n >= kLinesPanels * nr;
-        packed = {acc_bytes(m * units(k)), packs_for_itself(m * k, threads)};
         bytes_b = panel_b(units(std::min(k, block_k))) * (packs_rows ? 1 : task_n / nr * (ahead ? 2 : 1));
         // They wait here for the next K block; those of the last one are stored at once.
         const int64_t panels_b = task_n / nr + (by_lines ? ceil_div(kLine / size, nr) : 0);
@@ -76,34 +74,16 @@ struct Columns final : Way {
     int64_t workspace(int threads) const override { return packed.of_all(threads) + bytes_of_thread() * threads; }
 
     void run(const Run &r) const override {
-        constexpr int64_t kPackPanels = 4; // of A, so that all threads pack even where K is one block
-        const int64_t parts = ceil_div(panels_m, kPackPanels);
         Least least_a;
-        if (!packed.own)
-            parallel_for(k_blocks() * parts, m * k < 16 * 1024 ? 1 : r.threads, [&](int64_t t, int) {
-                const int64_t k0 = t / parts * block_k, p = t % parts * kPackPanels;
-                least_a.meet(pack_blocks(r, p, std::min(p + kPackPanels, panels_m), k0, std::min(k0 + block_k, k)));
-            });
+        pack_shared(r, least_a);
         const Strips columns{n, task_n, by_lines ? elements_until_line(r.b, size) : 0};
         parallel_prepared(
             tasks_m * columns.count(), r.threads, !b_is_in_memory(),
-            [&](int slot) {
-                return packed.own ? pack_blocks(packed.of(r, slot), 0, panels_m, 0, k) : least_a.exponent();
-            },
+            [&](int slot) { return pack_own(r, slot, least_a); },
             [&](int64_t t, int slot, int least) {
                 char *const scratch = r.workspace + packed.of_all(r.threads) + slot * bytes_of_thread();
                 multiply(packed.of(r, slot), columns, t, least, scratch);
             });
-    }
-
-    /** Panels p0..p1 of A, K blocks k0..k1. Returns the least exponent. */
-    int pack_blocks(const Run &r, int64_t p0, int64_t p1, int64_t k0, int64_t k1) const {
-        int least = kLeastOfNothing;
-        for (; k0 < k1; k0 += block_k) {
-            const int64_t kc = std::min(block_k, k - k0);
-            least = std::min(least, pack_a(block_a(r, k0) + bytes_before(p0, units(kc)), r.a, p0, p1, k0, kc));
-        }
-        return least;
     }
 
     /** Task t, with bytes_of_thread() of scratch. */
@@ -123,9 +103,6 @@ struct Columns final : Way {
                text(task_n) + " columns, tiles " + text(mr) + " x " + text(nr) +
                (packed.own ? ", A by each thread" : "");
     }
-
-    /** [k block][panel][unit][row] */
-    char *block_a(const Run &r, int64_t k0) const { return r.workspace + k0 / kernel.unit_k * m * kernel.acc_size; }
 
     /** Panels p0..p1 of A, columns j0.. of C, of which the head has a panel of B of its own. */
     struct Task {

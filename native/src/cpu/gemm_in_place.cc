@@ -56,7 +56,7 @@ constexpr int64_t kStep = 32, kStepFar = 24, kStepNear = 128, kStepManyHalves = 
  * longer unless B is taken in steps; threads have columns of their own, not K blocks, if their share of a row of B has so many
  * bytes (where K blocks took up to twice as long on Zen 4, as columns did on a Xeon); and see GemmInPlace::stream_ahead: what the
  * processor fetches from memory on its own suffers from what comes too early, on Zen 4 from all that does not follow at once. */
-constexpr int64_t kStreamSmallL2 = 1 << 20, kStreamRunSmallL2 = 32 * 1024, kStreamOwnColumns = 3 * 1024;
+constexpr int64_t kStreamRunSmallL2 = 32 * 1024, kStreamOwnColumns = 3 * 1024;
 constexpr int64_t kStreamAheadSmallL2 = 384, kStreamAheadZen4 = 64, kStreamAheadZen5 = 1536, kStreamAhead = 768;
 /* Zen 5 multiplies twice as much as Zen 4 while memory delivers the same, with a cache of that size. There steps lose up to half,
  * and packing B pays from fewer rows of A on, if it is transposed and needs no conversion, or its rows of pairs meet in few sets
@@ -64,7 +64,6 @@ constexpr int64_t kStreamAheadSmallL2 = 384, kStreamAheadZen4 = 64, kStreamAhead
 constexpr int64_t kColumnsRowsZen5 = 20, kInPlacePairsZen5 = 19;
 /* Columns by twin K blocks: rows of F16 for which they pay near, and of F32 for which they do not from memory. */
 constexpr int64_t kTwinsRowsNear = 2, kTwinsRowsFar = 4;
-constexpr int64_t kNearZen5 = 40 << 20;       // bytes of B, of which its last-level cache of 32 MiB then holds most
 constexpr int64_t kStreamRun = 16 * 1024;     // bytes of a row of sums
 constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where tasks are shorter for their number's sake:
 constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
@@ -146,12 +145,6 @@ struct InPlace final : Way {
         common.step = !small_l2() ? kStep : many ? block_k : near ? kStepNear : kStepFar;
         common.step_far = common.step == kStepFar || rows_meet(std::abs(b.row) * size);
     }
-    /** Is the processor's own second-level cache so small? (GemmKernel::has_small_l2 tells what its kernels were written for.) */
-    static bool small_l2() { return second_level_cache() <= kStreamSmallL2; }
-    /** Or another one with such a cache that computes vectors of 64 bytes as a whole. */
-    static bool is_zen5() { return small_l2() && kernels().whole_lines; }
-    /** And does B come from its last-level cache, at least in part? */
-    static bool is_near_zen5(const Gemm &g) { return is_zen5() && g.n <= kNearZen5 / g.size / g.k; }
     /** Columns that meet in one set of the first-level cache, of as many K blocks as are taken at a time, and so many that packing
      *  A pays. From memory it is no faster for few rows of F32, and from caches for more of F16, which are converted as long as
      *  before. Measured on Zen 5 alone. */

@@ -17,6 +17,12 @@ namespace infini::gemm {
 constexpr int64_t kFarB = 12 << 20; // bytes of B from which on it comes from memory, and is streamed or packed ahead
 constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
 
+/** Is the processor's own second-level cache as small as Zen 3's and Zen 4's (512 KiB and 1 MiB; a Xeon's has 2 MiB)?
+ *  GemmKernel::has_small_l2 tells what its kernels were written for. */
+inline bool small_l2() { return second_level_cache() <= 1 << 20; }
+/** And does it compute vectors of 64 bytes as a whole? */
+inline bool is_zen5() { return small_l2() && kernels().whole_lines; }
+
 inline int64_t ceil_div(int64_t x, int64_t y) { return x / y + (x % y != 0); }
 inline int64_t round_up(int64_t x, int64_t y) { return ceil_div(x, y) * y; }
 inline std::string text(int64_t x) { return std::to_string(x); }
@@ -270,6 +276,12 @@ struct Gemm {
                      cols);
     }
 };
+
+/** Does B come from Zen 5's last-level cache of 32 MiB, which then holds most of it? */
+inline bool is_near_zen5(const Gemm &g) {
+    constexpr int64_t kNear = 40 << 20;
+    return is_zen5() && g.n <= kNear / g.size / g.k;
+}
 
 /** While it lives, this thread may call kernel.multiply for panels of the product. */
 struct Multiplies {
