@@ -1,9 +1,6 @@
 /* gemm's products of columns by twin K blocks, on whatever CPU has the instructions: the same bits as those of one row by the
  * kernel that is tested through the operator. Columns meet in one set of the first-level cache, have NaN between them, and end
  * where memory does. */
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -11,49 +8,12 @@
 #include <vector>
 
 #include "check.h"
-#include "core/dtype.h"
 #include "cpu/isa.h"
+#include "elements.h"
 
 using namespace infini;
 
 namespace {
-
-/** What the elements are: of about 1; so small that products are 0, of either sign; and subnormal, here and there. */
-enum Kind { kOrdinary, kTiny, kSubnormal, kKinds };
-
-uint32_t random_bits() {
-    static uint64_t state = 1;
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<uint32_t>(state >> 32);
-}
-
-void put_element(char *at, int dtype, Kind kind) {
-    const uint32_t random = random_bits();
-    const int mantissa = dtype == INFINI_DTYPE_F32 ? 23 : dtype == INFINI_DTYPE_F16 ? 10 : 7;
-    const uint32_t one = dtype == INFINI_DTYPE_F16 ? 15 : 127, least = dtype == INFINI_DTYPE_F16 ? 1 : 20;
-    uint32_t exponent = (kind == kTiny ? least : one - 4) + random % 8;
-    if (kind == kSubnormal && random / 8 % 16 == 0) exponent = 0;
-    const uint32_t sign = random >> 31 << (dtype == INFINI_DTYPE_F32 ? 31 : 15);
-    const uint32_t bits = sign | exponent << mantissa | (random >> 8 & ((1u << mantissa) - 1));
-    std::memcpy(at, &bits, static_cast<size_t>(kDtypes[dtype].size)); // little endian
-}
-
-/** Memory that ends with an inaccessible page, full of NaN. */
-struct Guarded {
-    size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), size;
-    char *start;
-
-    explicit Guarded(size_t bytes) : size((bytes + page - 1) / page * page) {
-        start =
-            static_cast<char *>(mmap(nullptr, size + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-        mprotect(start + size, page, PROT_NONE);
-        std::memset(start, 0xff, size);
-    }
-    ~Guarded() { munmap(start, size + page); }
-    Guarded(const Guarded &) = delete;
-    Guarded &operator=(const Guarded &) = delete;
-    char *last(size_t bytes) const { return start + size - bytes; }
-};
 
 struct Problem {
     int dtype;
