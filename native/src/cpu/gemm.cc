@@ -1,5 +1,6 @@
-/* gemm on the CPU: one set of parts (see GemmKernel), four ways to put them together, and the choice of one when a problem is planned.
+/* gemm on the CPU: one set of parts (see GemmKernel), five ways to put them together, and the choice of one when a problem is planned.
  *
+ *  ahead     as columns, with B packed by the products of the K block before: some rows times rows of B (gemm_ahead.cc);
  *  in place  B is multiplied where it lies: few rows of A, small problems, and a B that stays in the second-level cache
  *            (gemm_in_place.cc);
  *  copied B  a small B is copied, and multiplied in place, if nothing in it is contiguous, or its columns are and A has many rows,
@@ -49,6 +50,7 @@ struct GemmPlan final : CpuPlan {
         by_item = g.batch > 1 && g.flops() < kFlopsToWake;
         slots = by_item ? static_cast<int>(std::min<int64_t>(g.batch, threads)) : 1;
         threads_of_item = by_item ? 1 : threads;
+        way = ahead(g, threads_of_item);
         for (const auto plan : {in_place, copied_b, columns, blocked})
             if (way == nullptr) way = plan(g, threads_of_item);
         if (by_item) plan_items();

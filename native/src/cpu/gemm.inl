@@ -55,10 +55,71 @@ struct UnpackedB {
     }
 };
 
+/* What a product does meanwhile, each time that kGemmStepsTogether steps begin. */
+
+struct Nothing {
+    INFINI_INLINE void some() {}
+};
+
+struct Fetching {
+    GemmFetch &fetch;
+    int64_t wait = fetch.wait;
+
+    INFINI_INLINE void some() {
+        if (--wait == 0) wait = fetch_some(fetch);
+    }
+    INFINI_INLINE ~Fetching() { fetch.wait = wait > 0 ? wait : 0; }
+};
+
+template <class T>
+struct PackingAhead {
+    using U = Units<T>;
+    GemmAhead &next;
+    // Read once: for all the compiler knows, what is stored may be these.
+    const T *from = static_cast<const T *>(next.from);
+    typename U::Unit *to = static_cast<typename U::Unit *>(next.to);
+    const int64_t stride = next.stride, fetch = next.fetch, pairs = next.pairs;
+    int64_t in_row = next.in_row, left = next.left;
+    typename U::Least least{};
+
+    INFINI_INLINE void some() {
+        constexpr int N = U::Sums::N;
+        constexpr int64_t kElements = kLine / sizeof(T), kPanel = ahead_panel(2 * N, sizeof(typename U::Unit));
+        if (left == 0) return;
+        // First, since it is wanted later than what is read here, which may be waited for.
+#pragma GCC unroll 2
+        for (int d = 0; d < U::kDepth; ++d)
+#pragma GCC unroll 4
+            for (int64_t at = 0; at < 4 * N; at += kElements) __builtin_prefetch(from + fetch + d * stride + at, 0, 0);
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) {
+            typename U::Vector x[2];
+            U::across(x, from + i * 2 * N, from + i * 2 * N + stride, least);
+            store(to + i * kPanel, x[0]);
+            store(to + i * kPanel + N, x[1]);
+        }
+        from += 4 * N;
+        to += 2 * kPanel;
+        if (--in_row > 0) return;
+        in_row = pairs;
+        from += U::kDepth * stride - 4 * N * pairs;
+        to += 2 * N - 2 * kPanel * pairs;
+        --left;
+    }
+    INFINI_INLINE ~PackingAhead() {
+        next.from = from;
+        next.to = to;
+        next.in_row = in_row;
+        next.left = left;
+        const int exponent = least.exponent();
+        if (exponent < next.least) next.least = exponent;
+    }
+};
+
 /** R rows: the tallest tile that fits the registers, or less where A has fewer rows. */
-template <class Unit, int Exactness, int R, bool Fetches, class SourceB>
+template <class Unit, int Exactness, int R, class SourceB, class Meanwhile>
 INFINI_INLINE void multiply_tile(int64_t units, const void *a_, SourceB b, const void *in_, void *out_,
-                                 [[maybe_unused]] GemmFetch *fetch) {
+                                 Meanwhile &&meanwhile) {
     using V = Vec<Unit>;
     using Acc = typename V::Scalar;
     constexpr int N = V::N;
@@ -82,18 +143,16 @@ INFINI_INLINE void multiply_tile(int64_t units, const void *a_, SourceB b, const
     };
     // Counting takes slots that multiply-adds need: once in four steps it costs 2 %, at every step 15 %.
     int64_t u = 0;
-    [[maybe_unused]] int64_t wait = Fetches ? fetch->wait : 0;
-    constexpr int64_t kLine = 64 / sizeof(Acc);
+    constexpr int64_t kSums = kLine / sizeof(Acc);
     for (; u + kGemmStepsTogether <= units; u += kGemmStepsTogether) {
-        if (Fetches && --wait == 0) wait = fetch_some(*fetch);
+        meanwhile.some();
         // The sums may be far away, and are wanted when the products are done: a cache line of them at a time.
-        const int64_t line = u / kGemmStepsTogether * kLine;
+        const int64_t line = u / kGemmStepsTogether * kSums;
         if (line < R * 2 * N) __builtin_prefetch(wanted + line);
 #pragma GCC unroll 4
         for (int i = 0; i < kGemmStepsTogether; ++i) step();
     }
     for (; u < units; ++u) step();
-    if (Fetches) fetch->wait = wait > 0 ? wait : 0;
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i)
         for (int j = 0; j < 2; ++j) {
@@ -107,9 +166,9 @@ template <class Unit, int Exactness, int R>
 void gemm_multiply(int64_t units, const void *a, const void *b, const void *in, void *out, GemmFetch *fetch) {
     const PackedB<Unit> packed{static_cast<const Unit *>(b)};
     if (fetch != nullptr)
-        multiply_tile<Unit, Exactness, R, true>(units, a, packed, in, out, fetch);
+        multiply_tile<Unit, Exactness, R>(units, a, packed, in, out, Fetching{*fetch});
     else
-        multiply_tile<Unit, Exactness, R, false>(units, a, packed, in, out, fetch);
+        multiply_tile<Unit, Exactness, R>(units, a, packed, in, out, Nothing{});
 }
 
 template <class T, int R>
@@ -117,7 +176,14 @@ void gemm_multiply_pack(int64_t units, const void *a, const void *b, int64_t str
                         void *out, GemmFetch *fetch) {
     using Unit = typename Units<T>::Unit;
     const UnpackedB<T> unpacked{static_cast<const T *>(b), stride, static_cast<Unit *>(panel)};
-    multiply_tile<Unit, kExact, R, true>(units, a, unpacked, in, out, fetch);
+    multiply_tile<Unit, kExact, R>(units, a, unpacked, in, out, Fetching{*fetch});
+}
+
+template <class T, int R>
+void gemm_multiply_ahead(int64_t units, const void *a, const void *b, const void *in, void *out, GemmAhead &next) {
+    using Unit = typename Units<T>::Unit;
+    const PackedB<Unit> packed{static_cast<const Unit *>(b)};
+    multiply_tile<Unit, kFast, R>(units, a, packed, in, out, PackingAhead<T>{next});
 }
 
 #include "cpu/gemm_in_place.inl"
@@ -172,6 +238,7 @@ template <class T, int Exactness, int R>
 constexpr void fill_multiply(GemmKernel &kernel) {
     kernel.multiply[Exactness][R] = gemm_multiply<typename Units<T>::Unit, Exactness, R>;
     if constexpr (!Units<T>::kFlush) kernel.multiply_pack[R] = gemm_multiply_pack<T, R>;
+    if constexpr (kManyRegisters && Exactness == kFast) kernel.multiply_ahead[R] = gemm_multiply_ahead<T, R>;
     if constexpr (R > 1) fill_multiply<T, Exactness, R - 1>(kernel);
 }
 
@@ -237,6 +304,7 @@ constexpr GemmKernel gemm_kernel() {
                       gemm_pack<T>,
                       nullptr,
                       nullptr,
+                      {},
                       {},
                       {},
                       {},

@@ -386,7 +386,9 @@ void parallel_prepared(int64_t tasks, int threads, bool divided, Prepare &&prepa
     parallel_divided(tasks, threads, run);
 }
 
-/** The way named, for an item that so many threads compute; null where it does not pay. Best first. */
+/** The way named, for an item that so many threads compute; null where it does not pay, or `anyway` where it is not possible. Best
+ *  first. */
+std::unique_ptr<const Way> ahead(const Gemm &gemm, int threads, bool anyway = false);
 std::unique_ptr<const Way> in_place(const Gemm &gemm, int threads);
 std::unique_ptr<const Way> copied_b(const Gemm &gemm, int threads);
 std::unique_ptr<const Way> columns(const Gemm &gemm, int threads);

@@ -102,6 +102,19 @@ using GemmMultiply = void (*)(int64_t units, const void *a_panel, const void *b_
 using GemmMultiplyPack = void (*)(int64_t units, const void *a_panel, const void *b, int64_t b_stride, void *b_panel,
                                   const void *in, void *out, GemmFetch *fetch);
 
+/** Rows of B that a product packs for those that follow, by pairs of units of nr columns. Distances in elements of B. */
+struct GemmAhead {
+    const void *from;      // the next pair
+    void *to;              // [panel][unit][nr], panels being ahead_panel() units apart
+    int64_t stride;        // from a row to the next
+    int64_t fetch;         // to what is fetched meanwhile
+    int64_t pairs, in_row; // of a row, and so many of them are left;
+    int64_t left;          // rows of units
+    int least;             // exponent met, see GemmKernel
+};
+using GemmMultiplyAhead = void (*)(int64_t units, const void *a_panel, const void *b_panel, const void *in, void *out,
+                                   GemmAhead &next);
+
 constexpr int64_t kGemmBlockUnits = 256; // of k, in a K block (see GemmKernel): it decides the order of sums
 constexpr int kGemmStepsTogether = 4;    // of the register kernel, after which it may fetch something
 constexpr int64_t kGemvColumns = 32;     // of B that a gemv multiplies at a time
@@ -113,6 +126,9 @@ constexpr int kColumnsMaxRows = 32;      // and of its kernels that read columns
 constexpr int kTwinsRows = 16;           // and of those that do so by twin K blocks,
 constexpr int kTwinsExactRows = 4;       // where products must be exact, which is seldom,
 constexpr int kTwinsFewRows = 4;         // and of those that take two pairs of such at a time
+/** Units from one panel that is packed ahead to the next: a cache line more than there are, for powers of 2 would meet in
+ *  one set of the first-level cache. */
+constexpr int64_t ahead_panel(int64_t nr, int64_t unit_size) { return nr * kGemmBlockUnits + 64 / unit_size; }
 /** Of so many rows, those that are multiplied first. */
 constexpr int steps_first(int rows) { return rows > kStepsGroup ? (rows + 1) / 2 : rows; }
 /** Do rows so many bytes apart meet in one or two sets of the first-level cache? */
@@ -185,9 +201,10 @@ struct GemmKernel {
     /** Around a thread's calls of `multiply`, for panels of at most so many rows; or null. */
     void (*begin)(int rows);
     void (*end)();
-    GemmMultiply multiply[2][kGemmMaxRows + 1];       // by exactness and the rows of the A panel, 1 to mr
-    GemmMultiplyPack multiply_pack[kGemmMaxRows + 1]; // null where products need the least exponent of B
-    GemmInPlaceKernel rows[2][kGemmMaxRows + 1];      // b[k * b_stride + j]
+    GemmMultiply multiply[2][kGemmMaxRows + 1];         // by exactness and the rows of the A panel, 1 to mr
+    GemmMultiplyPack multiply_pack[kGemmMaxRows + 1];   // null where products need the least exponent of B
+    GemmMultiplyAhead multiply_ahead[kGemmMaxRows + 1]; // as multiply[kFast]; null without 32 vector registers
+    GemmInPlaceKernel rows[2][kGemmMaxRows + 1];        // b[k * b_stride + j]
     /** The same for a B from memory, whole K blocks; null for rows that it does not pay for. */
     GemmInPlaceKernel streams[2][kHeldRows + 1];
     /** The same for packed A: in each K block the panel of steps_first() rows, then that of the others. */

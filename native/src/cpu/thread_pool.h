@@ -60,12 +60,19 @@ public:
     Shares(int64_t n_tasks, int threads) : n_tasks_(n_tasks), n_(std::min(threads, kMost)) {
         for (int64_t i = 0; i < n_; ++i) next_[i].at.store(begin(i), std::memory_order_relaxed);
     }
-    template <class Task>
-    void work(int64_t slot, Task &&task) {
+    /** The next task of the thread's own share, or of another; -1 if none is left. */
+    int64_t take(int64_t slot) {
         for (int64_t i = 0; i < n_; ++i) {
             const int64_t from = (slot + i) % n_;
-            for (int64_t t; (t = next_[from].at.fetch_add(1, std::memory_order_relaxed)) < begin(from + 1);) task(t);
+            if (next_[from].at.load(std::memory_order_relaxed) >= begin(from + 1)) continue;
+            const int64_t t = next_[from].at.fetch_add(1, std::memory_order_relaxed);
+            if (t < begin(from + 1)) return t;
         }
+        return -1;
+    }
+    template <class Task>
+    void work(int64_t slot, Task &&task) {
+        for (int64_t t; (t = take(slot)) >= 0;) task(t);
     }
 
 private:

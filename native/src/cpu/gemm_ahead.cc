@@ -1,0 +1,201 @@
+/* gemm ahead: columns of C for each thread, as in gemm_columns.cc, but with two K blocks of B: the products of one pack the next,
+ * some of it each time that they begin a few steps. So B is read before it is wanted, in long runs and in the order in which it
+ * lies in memory, whether or not its rows meet in a few sets of the caches, and the time that takes is hidden behind
+ * multiply-adds. A task's last K block is followed by the first one of the thread's next task. */
+#include <cstring>
+
+#include "cpu/gemm_whole_a.h"
+#include "cpu/thread_pool.h"
+
+namespace infini::gemm {
+
+namespace {
+
+constexpr int64_t kTaskPanels = 8;                     // of B, or about so many: 1 KiB of a row, as units
+constexpr int64_t kFetchNear = 2048, kFetchFar = 8192; // bytes of B in a task that are fetched before they are packed
+
+/* Where it pays, measured on Zen 5: bytes of B from which on, in rows so long, it is not faster in place; rows of A of which the
+ * products take longer than packing does, of pairs, or of elements, where rows of B meet or come from memory (and not for each
+ * item of a batch again); and from which on packing takes so little time that it need not be hidden, or packed A fills the
+ * second-level cache. */
+constexpr int64_t kLeastB = 1 << 20, kLeastRow = 1024; // elements of a row
+constexpr int64_t kPairsRows = 17, kPairsRowsMeet = 10, kPairsMostRows = 384;
+constexpr int64_t kRows = 20, kMostRows = 32, kMostRowsF64 = 24;
+
+/** A K block of a task's panels of B. Its rows are packed as units; of these, in all of its panels or but the last ones, some are
+ *  `free`: a panel's columns can be read as a whole. */
+struct Block {
+    const char *from;     // row k0, column `begin`
+    char *panels;         // [panel][unit][nr], kernels' ahead_panel() apart
+    int64_t begin, count; // the first column, which may be one that there is not, and panels
+    int64_t k0, k;        // rows
+    int64_t free_from, free_to, free_panels;
+    int least = kLeastOfNothing;
+};
+
+struct Ahead final : WholeA {
+    bool joined;   // the rows of B follow each other in memory, so panels may reach into those before and behind
+    int64_t tasks; // by panels of B
+    int64_t panel; // bytes
+    int64_t bytes_b, bytes_sums; // a thread; of one K block
+
+    static bool possible(const Gemm &g) {
+        return g.kernel.multiply_ahead[1] != nullptr && !g.kernel.in_tiles && g.b.col == 1 && g.n >= g.nr &&
+               g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1);
+    }
+    static bool pays(const Gemm &g) {
+        if (!is_zen5() || g.n < kLeastRow || g.n < kLeastB / g.size / g.k) return false;
+        const bool meet = rows_meet(g.b.row * g.size);
+        if (g.kernel.unit_k > 1) return g.m >= (meet ? kPairsRowsMeet : kPairsRows) && g.m <= kPairsMostRows;
+        const int64_t most = g.size == sizeof(double) ? kMostRowsF64 : kMostRows;
+        return g.m >= kRows && g.m <= most && g.batch == 1 && (meet || !is_near_zen5(g));
+    }
+
+    Ahead(const Gemm &gemm, int threads)
+        : WholeA(gemm, threads), joined(b.row == n && n >= 2 * nr),
+          panel(ahead_panel(nr, kernel.acc_size) * kernel.acc_size) {
+        const int64_t all = ceil_div(n, nr), about = std::max<int64_t>((all + kTaskPanels / 2) / kTaskPanels, 1);
+        tasks = std::min(round_up(about, threads), all);
+        const int64_t most =
+            round_up(ceil_div(all + 1, tasks), 2); // with columns before the first cache line, and pairs
+        bytes_b = panel * most;
+        bytes_sums = tile_bytes() * panels_m * most;
+    }
+    int64_t bytes_of_thread() const { return 2 * bytes_b + bytes_sums; }
+    int64_t workspace(int threads) const override { return packed.of_all(threads) + bytes_of_thread() * threads; }
+    std::string describe() const override {
+        return "columns, A packed, B packed by the products before, " + text(tasks) + " tasks, tiles " + text(mr) +
+               " x " + text(nr) + (packed.own ? ", A by each thread" : "");
+    }
+
+    void run(const Run &r) const override {
+        Least least_a;
+        pack_shared(r, least_a);
+        // Panels begin where cache lines do, if those of all rows begin alike.
+        const int64_t head = joined && b.row * size % kLine == 0 ? elements_until_line(r.b, size) : 0;
+        const int64_t origin = head > 0 ? head - nr : 0, all = ceil_div(n - origin, nr);
+        const int threads = static_cast<int>(std::min<int64_t>(r.threads, tasks));
+        Shares shares(tasks, b_is_in_memory() ? 1 : threads);
+        parallel_for(threads, threads, [&](int64_t, int slot) {
+            char *const sums = r.workspace + packed.of_all(r.threads) + slot * bytes_of_thread();
+            char *panels = sums + bytes_sums, *other = panels + bytes_b;
+            const auto block = [&](int64_t t, int64_t k0) {
+                std::swap(panels, other);
+                const int64_t first = all * t / tasks;
+                return block_of(r.b, panels, origin + first * nr, all * (t + 1) / tasks - first, k0);
+            };
+            int64_t t = shares.take(slot);
+            if (t < 0) return;
+            const int least = pack_own(r, slot, least_a);
+            const Run own = packed.of(r, slot);
+            Block now = block(t, 0);
+            pack(now, now.free_from);
+            for (int64_t then; t >= 0; t = then) {
+                then = shares.take(slot);
+                for (int64_t k0 = 0; k0 < k; k0 += block_k) {
+                    const bool last = k0 + block_k >= k;
+                    Block next = !last ? block(t, k0 + block_k) : then >= 0 ? block(then, 0) : Block{};
+                    multiply(own, now, next, may_flush(least, now.least), sums);
+                    if (last) {
+                        const int64_t j = std::max<int64_t>(now.begin, 0);
+                        finish(r.c, r.d, 0, j, m, now.begin + columns(now) - j);
+                    }
+                    now = next;
+                }
+            }
+        });
+    }
+
+    Block block_of(const char *pb, char *panels, int64_t begin, int64_t count, int64_t k0) const {
+        Block block{at_b(pb, k0, begin), panels, begin, count, k0, std::min(block_k, k - k0), 0, 0, 0};
+        block.free_panels = joined ? round_up(count, 2) : columns(block) / nr / 2 * 2;
+        // Before B's first row there is none, nor behind its last one.
+        const bool before = k0 == 0 && begin < 0;
+        const bool behind = k0 + block.k == k && begin + block.free_panels * nr > n;
+        block.free_from = before;
+        block.free_to = std::max<int64_t>(block.k / kernel.unit_k - behind, block.free_from);
+        return block;
+    }
+    /** To the end of its last panel, or of B. */
+    int64_t columns(const Block &block) const { return std::min(block.count * nr, n - block.begin); }
+
+    /** What products have not packed: free units from `unit` on, and all others. */
+    void pack(Block &block, int64_t unit) const {
+        const int64_t all = units(block.k);
+        pack(block, 0, block.free_panels * nr, unit, block.free_to);
+        pack(block, block.free_panels, columns(block), 0, all);
+        if (block.free_from > 0) pack_edge(block, 0);
+        for (int64_t edge = block.free_to; edge < all; ++edge) pack_edge(block, edge);
+    }
+    /** Panels from `first` on, up to column `end` of the block, and of these some units. */
+    void pack(Block &block, int64_t first, int64_t end, int64_t unit, int64_t until) const {
+        const int64_t k0 = unit * kernel.unit_k, kc = std::min(until * kernel.unit_k, block.k) - k0;
+        if (first * nr >= end || kc <= 0) return;
+        const int least =
+            kernel.pack(block.panels + first * panel + unit * nr * kernel.acc_size, panel / kernel.acc_size,
+                        at_b(block.from, k0, first * nr), b.col, b.row, end - first * nr, nr, kc);
+        block.least = std::min(block.least, least);
+    }
+    /** A unit of which nothing is read but what there is. */
+    void pack_edge(Block &block, int64_t unit) const {
+        if (block.begin < 0) { // the first panel's columns are its last ones
+            constexpr int64_t kMost = 32;
+            alignas(kLine) char columns[kMost * sizeof(double)];
+            const int64_t k0 = unit * kernel.unit_k, skip = -block.begin, cols = std::min(nr - skip, n);
+            const int least = kernel.pack(columns, 0, at_b(block.from, k0, skip), b.col, b.row, cols, nr,
+                                          std::min<int64_t>(kernel.unit_k, block.k - k0));
+            block.least = std::min(block.least, least);
+            std::memcpy(block.panels + (unit * nr + skip) * kernel.acc_size, columns,
+                        static_cast<size_t>(cols * kernel.acc_size));
+        }
+        pack(block, block.begin < 0, columns(block), unit, unit + 1);
+    }
+
+    /** Products of a K block, added to a task's tiles, or stored if it is the last one; and the next K block, packed. */
+    void multiply(const Run &r, const Block &now, Block &next, bool exact, char *tile) const {
+        GemmAhead ahead{};
+        if (!exact && next.free_panels > 0) {
+            const int64_t bytes = is_near_zen5(*this) ? kFetchNear : kFetchFar;
+            ahead.from = at_b(next.from, next.free_from * kernel.unit_k, 0);
+            ahead.to = next.panels + next.free_from * nr * kernel.acc_size;
+            ahead.stride = b.row;
+            ahead.fetch = std::max<int64_t>(bytes / (kTaskPanels * nr * size), 1) * b.row;
+            ahead.pairs = ahead.in_row = next.free_panels / 2;
+            ahead.left = next.free_to - next.free_from;
+            ahead.least = kLeastOfNothing;
+        }
+        const int64_t depth = units(now.k);
+        const bool first = now.k0 == 0, last = now.k0 + block_k >= k;
+        const GemmMultiply *const multiply = kernel.multiply[exact ? kExact : kFast];
+        for (int64_t q = 0; q < now.count; ++q) {
+            const char *const panel_b = now.panels + q * panel;
+            const int64_t skip = q == 0 ? std::max<int64_t>(-now.begin, 0) : 0;
+            const int64_t j = now.begin + q * nr + skip, cols = std::min(nr - skip, n - j);
+            for (int64_t p = 0; p < panels_m; ++p, tile += tile_bytes()) {
+                const int64_t rows = height(p);
+                const char *const panel_a = block_a(r, now.k0) + bytes_before(p, depth);
+                const char *const in = first ? nullptr : tile;
+                if (last) fetch_c(r.c, row_of(p), j, rows, cols);
+                if (ahead.left > 0)
+                    kernel.multiply_ahead[rows](depth, panel_a, panel_b, in, tile, ahead);
+                else
+                    multiply[rows](depth, panel_a, panel_b, in, tile, nullptr);
+                if (last)
+                    kernel.store(at_c(r.c, row_of(p), j), c.row, c.col, tile + skip * kernel.acc_size, nr, rows, cols,
+                                 r.alpha, r.beta);
+            }
+        }
+        if (next.count == 0) return;
+        if (ahead.pairs > 0) next.least = ahead.least;
+        pack(next, ahead.pairs > 0 ? next.free_to - ahead.left : next.free_from);
+    }
+};
+
+} // namespace
+
+std::unique_ptr<const Way> ahead(const Gemm &gemm, int threads, bool anyway) {
+    if (!Ahead::possible(gemm) || !(anyway || Ahead::pays(gemm))) return nullptr;
+    return std::make_unique<Ahead>(gemm, threads);
+}
+
+} // namespace infini::gemm
