@@ -398,48 +398,48 @@ def test_columns_that_meet(
     record_property("cases", 4 * len(widths) * len(heights))
 
 
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("gap", [0, 24], ids=["dense", "apart"])
 @pytest.mark.parametrize(("k", "columns"), [(512, 1024), (513, 1025), (1100, 1100), (2300, 1024)])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_rows_of_b_packed_ahead(
+def test_b_packed_ahead(
     dtype: str,
     k: int,
     columns: int,
     gap: int,
+    transposed: bool,
     rng: np.random.Generator,
     num_threads: Threads,
     record_property: Record,
 ) -> None:
-    """At least 1 MiB of B in long rows, which begin anywhere between cache lines: some CPUs pack it while
-    they multiply what was packed before, for some heights. Added to a C or not, and to a second matrix."""
+    """At least 1 MiB of B in long rows or columns, which begin anywhere between cache lines: some CPUs pack
+    it while they multiply what was packed before, for some heights. Added to a C, and to a second matrix."""
     a, c = _normal(rng, dtype, 70, k), _normal(rng, dtype, 70, columns)
-    wide = np.full((k, columns + gap), np.nan, a.dtype)
-    wide[:, :columns] = _normal(rng, dtype, k, columns)
+    runs, run = (columns, k) if transposed else (k, columns)
+    wide = np.full((runs, run + gap), np.nan, a.dtype)
+    wide[:, :run] = _normal(rng, dtype, runs, run)
     if k % 2 == 1:
-        wide[k - 1, 7] = 1e-40
-    heights = (9, 10, 16, 20, 24, 31, 64)
+        wide[runs - 1, 7] = 1e-40
+    heights = (9, 10, 16, 20, 31, 64)
     for offset in (0, a.itemsize, 16):
         memory = np.empty(wide.nbytes + 128, np.uint8)
         begin = -memory.ctypes.data % 64 + offset
         b = memory[begin : begin + wide.nbytes].view(a.dtype).reshape(wide.shape)
         b[...] = wide
-        b = b[:, :columns]
-        plain = np.stack([np.asarray(infiniop_py.gemm(a[i : i + 1], b))[0] for i in range(70)])
-        added = np.stack(
-            [np.asarray(infiniop_py.gemm(a[i : i + 1], b, 0.5, -2.0, c=c[i : i + 1]))[0] for i in range(70)]
-        )
+        b = b[:, :run].T if transposed else b[:, :run]
+        singles = [(a[i : i + 1], c[i : i + 1]) for i in range(len(a))]
+        plain = np.concatenate([infiniop_py.gemm(row, b) for row, _ in singles])
+        added = np.concatenate([infiniop_py.gemm(row, b, 0.5, -2.0, c=rest) for row, rest in singles])
         for m, count in itertools.product(heights, (1, 2)):
             num_threads(count)
-            rows, what = (
-                rng.permutation(70)[:m],
-                f"{m} rows, B {offset} bytes behind a cache line, {count} threads",
-            )
+            rows, what = rng.permutation(70)[:m], f"{m} rows, B {offset} bytes behind a line, {count} threads"
             assert_same_bits(infiniop_py.gemm(a[rows], b), plain[rows], what)
             out = c[rows]
             infiniop_py.gemm_(out, a[rows], b, 0.5, -2.0)
             assert_same_bits(out, added[rows], f"{what}, added")
+            second = infiniop_py.add(plain[rows], c[rows])
             assert_same_bits(
-                infiniop_py.gemm_add(a[rows], b, c[rows]), infiniop_py.add(plain[rows], c[rows]), what
+                infiniop_py.gemm_add(a[rows], b, c[rows]), second, f"{what}, with a second matrix"
             )
     record_property("cases", 3 * 6 * len(heights))
 

@@ -55,7 +55,7 @@ struct UnpackedB {
     }
 };
 
-/* What a product does meanwhile, each time that kGemmStepsTogether steps begin. */
+/* What a product does meanwhile, each time that kGemmStepsTogether steps begin; or it packs (gemm_ahead.inl). */
 
 struct Nothing {
     INFINI_INLINE void some() {}
@@ -69,51 +69,6 @@ struct Fetching {
         if (--wait == 0) wait = fetch_some(fetch);
     }
     INFINI_INLINE ~Fetching() { fetch.wait = wait > 0 ? wait : 0; }
-};
-
-template <class T>
-struct PackingAhead {
-    using U = Units<T>;
-    GemmAhead &next;
-    // Read once: for all the compiler knows, what is stored may be these.
-    const T *from = static_cast<const T *>(next.from);
-    typename U::Unit *to = static_cast<typename U::Unit *>(next.to);
-    const int64_t stride = next.stride, fetch = next.fetch, pairs = next.pairs;
-    int64_t in_row = next.in_row, left = next.left;
-    typename U::Least least{};
-
-    INFINI_INLINE void some() {
-        constexpr int N = U::Sums::N;
-        constexpr int64_t kElements = kLine / sizeof(T), kPanel = ahead_panel(2 * N, sizeof(typename U::Unit));
-        if (left == 0) return;
-        // First, since it is wanted later than what is read here, which may be waited for.
-#pragma GCC unroll 2
-        for (int d = 0; d < U::kDepth; ++d)
-#pragma GCC unroll 4
-            for (int64_t at = 0; at < 4 * N; at += kElements) __builtin_prefetch(from + fetch + d * stride + at, 0, 0);
-#pragma GCC unroll 2
-        for (int i = 0; i < 2; ++i) {
-            typename U::Vector x[2];
-            U::across(x, from + i * 2 * N, from + i * 2 * N + stride, least);
-            store(to + i * kPanel, x[0]);
-            store(to + i * kPanel + N, x[1]);
-        }
-        from += 4 * N;
-        to += 2 * kPanel;
-        if (--in_row > 0) return;
-        in_row = pairs;
-        from += U::kDepth * stride - 4 * N * pairs;
-        to += 2 * N - 2 * kPanel * pairs;
-        --left;
-    }
-    INFINI_INLINE ~PackingAhead() {
-        next.from = from;
-        next.to = to;
-        next.in_row = in_row;
-        next.left = left;
-        const int exponent = least.exponent();
-        if (exponent < next.least) next.least = exponent;
-    }
 };
 
 /** R rows: the tallest tile that fits the registers, or less where A has fewer rows. */
@@ -179,12 +134,7 @@ void gemm_multiply_pack(int64_t units, const void *a, const void *b, int64_t str
     multiply_tile<Unit, kExact, R>(units, a, unpacked, in, out, Fetching{*fetch});
 }
 
-template <class T, int R>
-void gemm_multiply_ahead(int64_t units, const void *a, const void *b, const void *in, void *out, GemmAhead &next) {
-    using Unit = typename Units<T>::Unit;
-    const PackedB<Unit> packed{static_cast<const Unit *>(b)};
-    multiply_tile<Unit, kFast, R>(units, a, packed, in, out, PackingAhead<T>{next});
-}
+#include "cpu/gemm_ahead.inl"
 
 #include "cpu/gemm_in_place.inl"
 
@@ -238,7 +188,7 @@ template <class T, int Exactness, int R>
 constexpr void fill_multiply(GemmKernel &kernel) {
     kernel.multiply[Exactness][R] = gemm_multiply<typename Units<T>::Unit, Exactness, R>;
     if constexpr (!Units<T>::kFlush) kernel.multiply_pack[R] = gemm_multiply_pack<T, R>;
-    if constexpr (kManyRegisters && Exactness == kFast) kernel.multiply_ahead[R] = gemm_multiply_ahead<T, R>;
+    if constexpr (kManyRegisters && Exactness == kFast) fill_ahead<T, R>(kernel);
     if constexpr (R > 1) fill_multiply<T, Exactness, R - 1>(kernel);
 }
 

@@ -1,7 +1,7 @@
 /* gemm ahead: columns of C for each thread, as in gemm_columns.cc, but with two K blocks of B: the products of one pack the next,
- * some of it each time that they begin a few steps. So B is read before it is wanted, in long runs and in the order in which it
- * lies in memory, whether or not its rows meet in a few sets of the caches, and the time that takes is hidden behind
- * multiply-adds. A task's last K block is followed by the first one of the thread's next task. */
+ * some of it each time that they begin a few steps. So B is read before it is wanted, rows in long runs and in the order in which
+ * they lie in memory, columns a few at a time, whether or not they meet in a few sets of the caches; and the time that takes is
+ * hidden behind multiply-adds. A task's last K block is followed by the first one of the thread's next task. */
 #include <cstring>
 
 #include "cpu/gemm_whole_a.h"
@@ -11,16 +11,19 @@ namespace infini::gemm {
 
 namespace {
 
-constexpr int64_t kTaskPanels = 8;                     // of B, or about so many: 1 KiB of a row, as units
-constexpr int64_t kFetchNear = 2048, kFetchFar = 8192; // bytes of B in a task that are fetched before they are packed
+constexpr int64_t kTaskPanels = 8; // of B, or about so many: 1 KiB of a row, as units
+/* What is fetched before it is packed: so many bytes of rows of B in a task, or of columns those that are packed after the next. */
+constexpr int64_t kFetchNear = 2048, kFetchFar = 8192, kFetchEights = 2;
 
 /* Where it pays, measured on Zen 5: bytes of B from which on, in rows so long, it is not faster in place; rows of A of which the
  * products take longer than packing does, of pairs, or of elements, where rows of B meet or come from memory (and not for each
  * item of a batch again); and from which on packing takes so little time that it need not be hidden, or packed A fills the
- * second-level cache. */
+ * second-level cache. For columns of B: of pairs; of F32 near by; of F16 from memory, where fewer rows are faster in place. */
 constexpr int64_t kLeastB = 1 << 20, kLeastRow = 1024; // elements of a row
 constexpr int64_t kPairsRows = 17, kPairsRowsMeet = 10, kPairsMostRows = 384;
 constexpr int64_t kRows = 20, kMostRows = 32, kMostRowsF64 = 24;
+constexpr int64_t kColumnsRows = 20, kColumnsMostRows = 64, kColumnsRowsF16 = 29, kColumnsMostRowsF16 = 48;
+constexpr int64_t kColumnsNear = 16 << 20; // bytes of B
 
 /** A K block of a task's panels of B. Its rows are packed as units; of these, in all of its panels or but the last ones, some are
  *  `free`: a panel's columns can be read as a whole. */
@@ -34,25 +37,34 @@ struct Block {
 };
 
 struct Ahead final : WholeA {
-    bool joined;   // the rows of B follow each other in memory, so panels may reach into those before and behind
-    int64_t tasks; // by panels of B
-    int64_t panel; // bytes
+    bool by_columns; // of B, which are contiguous
+    bool joined;     // the rows of B follow each other in memory, so panels may reach into those before and behind
+    int64_t tasks;   // by panels of B
+    int64_t panel;   // bytes
     int64_t bytes_b, bytes_sums; // a thread; of one K block
 
     static bool possible(const Gemm &g) {
-        return g.kernel.multiply_ahead[1] != nullptr && !g.kernel.in_tiles && g.b.col == 1 && g.n >= g.nr &&
-               g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1);
+        return (g.b.col == 1 || g.b.row == 1) && g.kernel.multiply_ahead[g.b.col != 1][1] != nullptr &&
+               !g.kernel.in_tiles && g.n >= g.nr && g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1);
     }
     static bool pays(const Gemm &g) {
-        if (!is_zen5() || g.n < kLeastRow || g.n < kLeastB / g.size / g.k) return false;
+        if (!is_zen5() || g.n < kLeastB / g.size / g.k) return false;
+        if (g.b.col != 1) return columns_pay(g);
+        if (g.n < kLeastRow) return false;
         const bool meet = rows_meet(g.b.row * g.size);
         if (g.kernel.unit_k > 1) return g.m >= (meet ? kPairsRowsMeet : kPairsRows) && g.m <= kPairsMostRows;
         const int64_t most = g.size == sizeof(double) ? kMostRowsF64 : kMostRows;
         return g.m >= kRows && g.m <= most && g.batch == 1 && (meet || !is_near_zen5(g));
     }
+    static bool columns_pay(const Gemm &g) {
+        const bool near = g.n <= kColumnsNear / g.size / g.k;
+        if (g.kernel.unit_k > 1) return g.m >= kColumnsRows && g.m <= kPairsMostRows;
+        if (g.converts()) return g.m >= kColumnsRowsF16 && g.m <= kColumnsMostRowsF16 && g.batch == 1 && !near;
+        return g.m >= kColumnsRows && g.m <= kColumnsMostRows && g.batch == 1 && near;
+    }
 
     Ahead(const Gemm &gemm, int threads)
-        : WholeA(gemm, threads), joined(b.row == n && n >= 2 * nr),
+        : WholeA(gemm, threads), by_columns(b.col != 1), joined(b.row == n && n >= 2 * nr),
           panel(ahead_panel(nr, kernel.acc_size) * kernel.acc_size) {
         const int64_t all = ceil_div(n, nr), about = std::max<int64_t>((all + kTaskPanels / 2) / kTaskPanels, 1);
         tasks = std::min(round_up(about, threads), all);
@@ -89,7 +101,7 @@ struct Ahead final : WholeA {
             const int least = pack_own(r, slot, least_a);
             const Run own = packed.of(r, slot);
             Block now = block(t, 0);
-            pack(now, now.free_from);
+            pack(now, 0, now.free_from);
             for (int64_t then; t >= 0; t = then) {
                 then = shares.take(slot);
                 for (int64_t k0 = 0; k0 < k; k0 += block_k) {
@@ -108,6 +120,12 @@ struct Ahead final : WholeA {
 
     Block block_of(const char *pb, char *panels, int64_t begin, int64_t count, int64_t k0) const {
         Block block{at_b(pb, k0, begin), panels, begin, count, k0, std::min(block_k, k - k0), 0, 0, 0};
+        if (by_columns) {
+            const int64_t piece = piece_units();
+            block.free_panels = columns(block) / nr;
+            block.free_to = block.k / kernel.unit_k / piece * piece;
+            return block;
+        }
         block.free_panels = joined ? round_up(count, 2) : columns(block) / nr / 2 * 2;
         // Before B's first row there is none, nor behind its last one.
         const bool before = k0 == 0 && begin < 0;
@@ -116,13 +134,15 @@ struct Ahead final : WholeA {
         block.free_to = std::max<int64_t>(block.k / kernel.unit_k - behind, block.free_from);
         return block;
     }
+    /** Of a column. */
+    int64_t piece_units() const { return kAheadBytes / (size * kernel.unit_k); }
     /** To the end of its last panel, or of B. */
     int64_t columns(const Block &block) const { return std::min(block.count * nr, n - block.begin); }
 
-    /** What products have not packed: free units from `unit` on, and all others. */
-    void pack(Block &block, int64_t unit) const {
+    /** What products have not packed: of free panels from `first` on, the free units from `unit` on, and all others. */
+    void pack(Block &block, int64_t first, int64_t unit) const {
         const int64_t all = units(block.k);
-        pack(block, 0, block.free_panels * nr, unit, block.free_to);
+        pack(block, first, block.free_panels * nr, unit, block.free_to);
         pack(block, block.free_panels, columns(block), 0, all);
         if (block.free_from > 0) pack_edge(block, 0);
         for (int64_t edge = block.free_to; edge < all; ++edge) pack_edge(block, edge);
@@ -155,13 +175,21 @@ struct Ahead final : WholeA {
     void multiply(const Run &r, const Block &now, Block &next, bool exact, char *tile) const {
         GemmAhead ahead{};
         if (!exact && next.free_panels > 0) {
-            const int64_t bytes = is_near_zen5(*this) ? kFetchNear : kFetchFar;
             ahead.from = at_b(next.from, next.free_from * kernel.unit_k, 0);
             ahead.to = next.panels + next.free_from * nr * kernel.acc_size;
-            ahead.stride = b.row;
-            ahead.fetch = std::max<int64_t>(bytes / (kTaskPanels * nr * size), 1) * b.row;
-            ahead.pairs = ahead.in_row = next.free_panels / 2;
-            ahead.left = next.free_to - next.free_from;
+            if (by_columns) {
+                ahead.stride = b.col;
+                ahead.fetch = kFetchEights * kAheadColumns * b.col;
+                ahead.pieces = next.free_to / piece_units();
+                ahead.left = ahead.pieces == 0 ? 0 : next.free_panels * (nr / kAheadColumns);
+            } else {
+                const int64_t bytes = is_near_zen5(*this) ? kFetchNear : kFetchFar;
+                ahead.stride = b.row;
+                ahead.fetch = std::max<int64_t>(bytes / (kTaskPanels * nr * size), 1) * b.row;
+                ahead.pieces = next.free_panels / 2;
+                ahead.left = next.free_to - next.free_from;
+            }
+            ahead.in_row = ahead.pieces;
             ahead.least = kLeastOfNothing;
         }
         const int64_t depth = units(now.k);
@@ -177,7 +205,7 @@ struct Ahead final : WholeA {
                 const char *const in = first ? nullptr : tile;
                 if (last) fetch_c(r.c, row_of(p), j, rows, cols);
                 if (ahead.left > 0)
-                    kernel.multiply_ahead[rows](depth, panel_a, panel_b, in, tile, ahead);
+                    kernel.multiply_ahead[by_columns][rows](depth, panel_a, panel_b, in, tile, ahead);
                 else
                     multiply[rows](depth, panel_a, panel_b, in, tile, nullptr);
                 if (last)
@@ -186,8 +214,14 @@ struct Ahead final : WholeA {
             }
         }
         if (next.count == 0) return;
-        if (ahead.pairs > 0) next.least = ahead.least;
-        pack(next, ahead.pairs > 0 ? next.free_to - ahead.left : next.free_from);
+        if (ahead.pieces > 0) next.least = ahead.least;
+        const int64_t begun = ceil_div(ahead.left, nr / kAheadColumns); // panels of which some are left
+        if (ahead.pieces == 0)
+            pack(next, 0, next.free_from);
+        else if (by_columns)
+            pack(next, next.free_panels - begun, next.free_from);
+        else
+            pack(next, 0, next.free_to - ahead.left);
     }
 };
 

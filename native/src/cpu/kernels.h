@@ -102,15 +102,17 @@ using GemmMultiply = void (*)(int64_t units, const void *a_panel, const void *b_
 using GemmMultiplyPack = void (*)(int64_t units, const void *a_panel, const void *b, int64_t b_stride, void *b_panel,
                                   const void *in, void *out, GemmFetch *fetch);
 
-/** Rows of B that a product packs for those that follow, by pairs of units of nr columns. Distances in elements of B. */
+constexpr int64_t kAheadColumns = 8, kAheadBytes = 32; // columns in a piece, and bytes of each
+/** Rows or columns of B that a product packs for those that follow, by pieces: of rows, the units of two panels' nr columns; of
+ *  columns, some of a few of these. Distances in elements of B. */
 struct GemmAhead {
-    const void *from;      // the next pair
-    void *to;              // [panel][unit][nr], panels being ahead_panel() units apart
-    int64_t stride;        // from a row to the next
-    int64_t fetch;         // to what is fetched meanwhile
-    int64_t pairs, in_row; // of a row, and so many of them are left;
-    int64_t left;          // rows of units
-    int least;             // exponent met, see GemmKernel
+    const void *from;       // the next piece
+    void *to;               // [panel][unit][nr], panels being ahead_panel() units apart
+    int64_t stride;         // from a row to the next, or a column
+    int64_t fetch;          // to what is fetched meanwhile
+    int64_t pieces, in_row; // of a row, or of so few columns, and so many of them are left;
+    int64_t left;           // rows of units, or so few columns
+    int least;              // exponent met, see GemmKernel
 };
 using GemmMultiplyAhead = void (*)(int64_t units, const void *a_panel, const void *b_panel, const void *in, void *out,
                                    GemmAhead &next);
@@ -201,10 +203,11 @@ struct GemmKernel {
     /** Around a thread's calls of `multiply`, for panels of at most so many rows; or null. */
     void (*begin)(int rows);
     void (*end)();
-    GemmMultiply multiply[2][kGemmMaxRows + 1];         // by exactness and the rows of the A panel, 1 to mr
-    GemmMultiplyPack multiply_pack[kGemmMaxRows + 1];   // null where products need the least exponent of B
-    GemmMultiplyAhead multiply_ahead[kGemmMaxRows + 1]; // as multiply[kFast]; null without 32 vector registers
-    GemmInPlaceKernel rows[2][kGemmMaxRows + 1];        // b[k * b_stride + j]
+    GemmMultiply multiply[2][kGemmMaxRows + 1];       // by exactness and the rows of the A panel, 1 to mr
+    GemmMultiplyPack multiply_pack[kGemmMaxRows + 1]; // null where products need the least exponent of B
+    /** As multiply[kFast], while rows of B are packed, or columns; null where there are none. */
+    GemmMultiplyAhead multiply_ahead[2][kGemmMaxRows + 1];
+    GemmInPlaceKernel rows[2][kGemmMaxRows + 1]; // b[k * b_stride + j]
     /** The same for a B from memory, whole K blocks; null for rows that it does not pay for. */
     GemmInPlaceKernel streams[2][kHeldRows + 1];
     /** The same for packed A: in each K block the panel of steps_first() rows, then that of the others. */
