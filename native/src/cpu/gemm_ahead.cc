@@ -21,7 +21,7 @@ constexpr int64_t kFetchNear = 2048, kFetchFar = 8192, kFetchEights = 2;
  * second-level cache. For columns of B: of pairs; of F32 near by; of F16 from memory, where fewer rows are faster in place. */
 constexpr int64_t kLeastB = 1 << 20, kLeastRow = 1024; // elements of a row
 constexpr int64_t kPairsRows = 17, kPairsRowsMeet = 10, kPairsMostRows = 384;
-constexpr int64_t kRows = 20, kMostRows = 32, kMostRowsF64 = 24;
+constexpr int64_t kRows = 20, kMostRows = 24;
 constexpr int64_t kColumnsRows = 20, kColumnsMostRows = 64, kColumnsRowsF16 = 29, kColumnsMostRowsF16 = 48;
 constexpr int64_t kColumnsNear = 16 << 20; // bytes of B
 
@@ -53,8 +53,7 @@ struct Ahead final : WholeA {
         if (g.n < kLeastRow) return false;
         const bool meet = rows_meet(g.b.row * g.size);
         if (g.kernel.unit_k > 1) return g.m >= (meet ? kPairsRowsMeet : kPairsRows) && g.m <= kPairsMostRows;
-        const int64_t most = g.size == sizeof(double) ? kMostRowsF64 : kMostRows;
-        return g.m >= kRows && g.m <= most && g.batch == 1 && (meet || !is_near_zen5(g));
+        return g.m >= kRows && g.m <= kMostRows && g.batch == 1 && (meet || !is_near_zen5(g));
     }
     static bool columns_pay(const Gemm &g) {
         const bool near = g.n <= kColumnsNear / g.size / g.k;
