@@ -125,6 +125,11 @@ int main() {
                                       static_cast<Kind>(kind), turn % 7 == 0, transposed, turn % 3 == 0, 1 + turn % 3,
                                       turn % 4 > 1 ? block : 0});
             }
+            // More of A than leaves room for both K blocks of B, which is why tasks are longer.
+            const int64_t rows = 300, k = 600 * 1024 / rows / kernel.acc_size * kernel.unit_k;
+            for (int threads : {1, 3})
+                test_one({dtype, rows, k, 11 * nr + 5, 0, kAligned, kOrdinary, kOrdinary, false, transposed, false,
+                          threads, 0});
         }
     }
     return check::summary();

@@ -11,19 +11,24 @@ namespace infini::gemm {
 
 namespace {
 
-constexpr int64_t kTaskPanels = 8; // of B, or about so many: 1 KiB of a row, as units
-/* What is fetched before it is packed: so many bytes of rows of B in a task, or of columns those that are packed after the next. */
-constexpr int64_t kFetchNear = 2048, kFetchFar = 8192, kFetchEights = 2;
+/* Panels of B in a task, or about so many. Two are all that a piece of rows needs, and leave half of the second-level cache free:
+ * of two threads whose data fill it, all that they do takes half as long again at times. More, where each task reads an A that
+ * fills as much, or its one group of rows leaves no time to pack all of B, and the rest is read in longer runs; or where rows of B
+ * come from memory and meet in a few sets of the first-level cache: they are fetched no further ahead than these hold, which must
+ * be bytes enough. */
+constexpr int64_t kTaskPanels = 2, kTaskPanelsMost = 8, kLargeA = 512 * 1024; // bytes, packed
+constexpr int64_t kFetch = 8192, kFetchRowsMeet = 8; // ahead of what is packed: bytes of a task's rows of B, or rows
+constexpr int64_t kNear = 16 << 20;                  // bytes of B, of which most come from the last-level cache
 
-/* Where it pays, measured on Zen 5: bytes of B from which on, in rows so long, it is not faster in place; rows of A of which the
- * products take longer than packing does, of pairs, or of elements, where rows of B meet or come from memory (and not for each
- * item of a batch again); and from which on packing takes so little time that it need not be hidden, or packed A fills the
- * second-level cache. For columns of B: of pairs; of F32 near by; of F16 from memory, where fewer rows are faster in place. */
-constexpr int64_t kLeastB = 1 << 20, kLeastRow = 1024; // elements of a row
-constexpr int64_t kPairsRows = 17, kPairsRowsMeet = 10, kPairsMostRows = 384;
-constexpr int64_t kRows = 20, kMostRows = 24;
-constexpr int64_t kColumnsRows = 20, kColumnsMostRows = 64, kColumnsRowsF16 = 29, kColumnsMostRowsF16 = 48;
-constexpr int64_t kColumnsNear = 16 << 20; // bytes of B
+/* Where it pays, measured on Zen 5: bytes of B from which on, in rows so long, K blocks so many, it is not faster in place; rows of
+ * A of which the products take longer than packing does; and up to which packing beforehand takes longer. F64, whose rows of B are
+ * more bytes for as many products, only in panels of A that are nearly full. */
+constexpr int64_t kLeastB = 1 << 20, kLeastRow = 1024, kLeastBlocks = 2; // elements of a row
+constexpr int64_t kPairsRows = 14, kPairsRowsMeet = 10, kPairsMostRows = 384;
+constexpr int64_t kRows = 17, kRowsF16 = 15, kMostRows = 36, kMostMissing = 1;
+constexpr int64_t kColumnsRows = 17, kColumnsMostRows = 72, kColumnsMostRowsFar = 24;
+constexpr int64_t kColumnsRowsF16 = 32, kColumnsMostRowsF16 = 96, kColumnsMostRowsFarF16 = 48;
+constexpr int64_t kColumnsPairsRows = 20, kColumnsPairsMostRowsFar = 64;
 
 /** A K block of a task's panels of B. Its rows are packed as units; of these, in all of its panels or but the last ones, some are
  *  `free`: a panel's columns can be read as a whole. */
@@ -39,8 +44,10 @@ struct Block {
 struct Ahead final : WholeA {
     bool by_columns; // of B, which are contiguous
     bool joined;     // the rows of B follow each other in memory, so panels may reach into those before and behind
-    int64_t tasks;   // by panels of B
-    int64_t panel;   // bytes
+    bool meet;       // do rows of B in a few sets of the first-level cache?
+    int64_t task_panels;
+    int64_t tasks;               // by about so many panels of B
+    int64_t panel;               // bytes
     int64_t bytes_b, bytes_sums; // a thread; of one K block
 
     static bool possible(const Gemm &g) {
@@ -49,28 +56,35 @@ struct Ahead final : WholeA {
     }
     static bool pays(const Gemm &g) {
         if (!is_zen5() || g.n < kLeastB / g.size / g.k) return false;
-        if (g.b.col != 1) return columns_pay(g);
-        if (g.n < kLeastRow) return false;
-        const bool meet = rows_meet(g.b.row * g.size);
-        if (g.kernel.unit_k > 1) return g.m >= (meet ? kPairsRowsMeet : kPairsRows) && g.m <= kPairsMostRows;
-        return g.m >= kRows && g.m <= kMostRows && g.batch == 1 && (meet || !is_near_zen5(g));
+        const bool pairs = g.kernel.unit_k > 1;
+        const auto within = [&](int64_t least, int64_t most) { return g.m >= least && g.m <= most; };
+        if (g.b.col != 1) {
+            const bool far = is_far(g);
+            if (pairs) return within(kColumnsPairsRows, far ? kColumnsPairsMostRowsFar : kPairsMostRows);
+            if (g.converts()) return within(kColumnsRowsF16, far ? kColumnsMostRowsFarF16 : kColumnsMostRowsF16);
+            return within(kColumnsRows, far ? kColumnsMostRowsFar : kColumnsMostRows);
+        }
+        if (pairs) return within(rows_meet(g.b.row * g.size) ? kPairsRowsMeet : kPairsRows, kPairsMostRows);
+        if (g.n < kLeastRow || g.k_blocks() < kLeastBlocks || g.batch > 1) return false; // whose items begin anew
+        if (g.size == sizeof(double) && (g.panels_m == 1 || g.panels_m * g.kernel.mr - g.m > kMostMissing))
+            return false;
+        return within(g.converts() ? kRowsF16 : kRows, kMostRows);
     }
-    static bool columns_pay(const Gemm &g) {
-        const bool near = g.n <= kColumnsNear / g.size / g.k;
-        if (g.kernel.unit_k > 1) return g.m >= kColumnsRows && g.m <= kPairsMostRows;
-        if (g.converts()) return g.m >= kColumnsRowsF16 && g.m <= kColumnsMostRowsF16 && g.batch == 1 && !near;
-        return g.m >= kColumnsRows && g.m <= kColumnsMostRows && g.batch == 1 && near;
-    }
+    static bool is_far(const Gemm &g) { return g.n > kNear / g.size / g.k; }
 
     Ahead(const Gemm &gemm, int threads)
         : WholeA(gemm, threads), by_columns(b.col != 1), joined(b.row == n && n >= 2 * nr),
+          meet(!by_columns && rows_meet(b.row * size)), task_panels(panels_of_task()),
           panel(ahead_panel(nr, kernel.acc_size) * kernel.acc_size) {
-        const int64_t all = ceil_div(n, nr), about = std::max<int64_t>((all + kTaskPanels / 2) / kTaskPanels, 1);
+        const int64_t all = ceil_div(n, nr), about = std::max<int64_t>((all + task_panels / 2) / task_panels, 1);
         tasks = std::min(round_up(about, threads), all);
         const int64_t most =
             round_up(ceil_div(all + 1, tasks), 2); // with columns before the first cache line, and pairs
         bytes_b = panel * most;
         bytes_sums = tile_bytes() * panels_m * most;
+    }
+    int64_t panels_of_task() const {
+        return panels_m == 1 || packed.bytes > kLargeA || (meet && is_far(*this)) ? kTaskPanelsMost : kTaskPanels;
     }
     int64_t bytes_of_thread() const { return 2 * bytes_b + bytes_sums; }
     int64_t workspace(int threads) const override { return packed.of_all(threads) + bytes_of_thread() * threads; }
@@ -178,13 +192,12 @@ struct Ahead final : WholeA {
             ahead.to = next.panels + next.free_from * nr * kernel.acc_size;
             if (by_columns) {
                 ahead.stride = b.col;
-                ahead.fetch = kFetchEights * kAheadColumns * b.col;
+                ahead.fetch = kAheadColumns * b.col; // those that are packed next
                 ahead.pieces = next.free_to / piece_units();
                 ahead.left = ahead.pieces == 0 ? 0 : next.free_panels * (nr / kAheadColumns);
             } else {
-                const int64_t bytes = is_near_zen5(*this) ? kFetchNear : kFetchFar;
                 ahead.stride = b.row;
-                ahead.fetch = std::max<int64_t>(bytes / (kTaskPanels * nr * size), 1) * b.row;
+                ahead.fetch = (meet ? kFetchRowsMeet : kFetch / (task_panels * nr * size)) * b.row;
                 ahead.pieces = next.free_panels / 2;
                 ahead.left = next.free_to - next.free_from;
             }

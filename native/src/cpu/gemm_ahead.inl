@@ -9,6 +9,9 @@ struct PackingAhead {
     const T *from = static_cast<const T *>(next.from);
     typename U::Unit *to = static_cast<typename U::Unit *>(next.to);
     const int64_t stride = next.stride, fetch = next.fetch, pieces = next.pieces;
+    /** Do rows of a piece begin elsewhere than cache lines do? */
+    const bool straddles =
+        (reinterpret_cast<uintptr_t>(from) | static_cast<uintptr_t>(stride) * sizeof(T)) % kLine != 0;
     int64_t in_row = next.in_row, left = next.left;
     typename U::Least least{};
 
@@ -18,9 +21,12 @@ struct PackingAhead {
         if (left == 0) return;
         // First, since it is wanted later than what is read here, which may be waited for.
 #pragma GCC unroll 2
-        for (int d = 0; d < U::kDepth; ++d)
+        for (int d = 0; d < U::kDepth; ++d) {
+            const T *const ahead = from + fetch + d * stride;
 #pragma GCC unroll 4
-            for (int64_t at = 0; at < 4 * N; at += kElements) __builtin_prefetch(from + fetch + d * stride + at, 0, 0);
+            for (int64_t at = 0; at < 4 * N; at += kElements) __builtin_prefetch(ahead + at, 0, 0);
+            if (straddles) __builtin_prefetch(ahead + 4 * N - 1, 0, 0);
+        }
 #pragma GCC unroll 2
         for (int i = 0; i < 2; ++i) {
             typename U::Vector x[2];
