@@ -13,10 +13,10 @@ namespace {
 
 /* Panels of B in a task, or about so many. Two are all that a piece of rows needs, and leave half of the second-level cache free:
  * of two threads whose data fill it, all that they do takes half as long again at times. More, where each task reads an A that
- * fills as much, or its one group of rows leaves no time to pack all of B, and the rest is read in longer runs; or where rows of B
- * come from memory and meet in a few sets of the first-level cache: they are fetched no further ahead than these hold, which must
- * be bytes enough. */
-constexpr int64_t kTaskPanels = 2, kTaskPanelsMost = 8, kLargeA = 512 * 1024; // bytes, packed
+ * fills as much, or its one group of rows leaves no time to pack all of B, and the rest is read in longer runs, or packs two pieces
+ * at a time; or where rows of B come from memory and meet in a few sets of the first-level cache: they are fetched no further ahead
+ * than these hold, which must be bytes enough. */
+constexpr int64_t kTaskPanels = 2, kTaskPanelsTwice = 4, kTaskPanelsMost = 8, kLargeA = 512 * 1024; // bytes, packed
 constexpr int64_t kFetch = 8192, kFetchRowsMeet = 8; // ahead of what is packed: bytes of a task's rows of B, or rows
 constexpr int64_t kNear = 16 << 20;                  // bytes of B, of which most come from the last-level cache
 
@@ -24,7 +24,7 @@ constexpr int64_t kNear = 16 << 20;                  // bytes of B, of which mos
  * A of which the products take longer than packing does; and up to which packing beforehand takes longer. F64, whose rows of B are
  * more bytes for as many products, only in panels of A that are nearly full. */
 constexpr int64_t kLeastB = 1 << 20, kLeastRow = 1024, kLeastBlocks = 2; // elements of a row
-constexpr int64_t kPairsRows = 14, kPairsRowsMeet = 10, kPairsMostRows = 384;
+constexpr int64_t kPairsRows = 11, kPairsRowsMeet = 10, kPairsMostRows = 384;
 constexpr int64_t kRows = 17, kRowsF16 = 15, kMostRows = 36, kMostMissing = 1;
 constexpr int64_t kColumnsRows = 17, kColumnsMostRows = 72, kColumnsMostRowsFar = 24;
 constexpr int64_t kColumnsRowsF16 = 32, kColumnsMostRowsF16 = 96, kColumnsMostRowsFarF16 = 48;
@@ -44,6 +44,7 @@ struct Block {
 struct Ahead final : WholeA {
     bool by_columns; // of B, which are contiguous
     bool joined;     // the rows of B follow each other in memory, so panels may reach into those before and behind
+    bool twice;      // rows of B, as much of them each time
     bool meet;       // do rows of B in a few sets of the first-level cache?
     int64_t task_panels;
     int64_t tasks;               // by about so many panels of B
@@ -51,7 +52,8 @@ struct Ahead final : WholeA {
     int64_t bytes_b, bytes_sums; // a thread; of one K block
 
     static bool possible(const Gemm &g) {
-        return (g.b.col == 1 || g.b.row == 1) && g.kernel.multiply_ahead[g.b.col != 1][1] != nullptr &&
+        return (g.b.col == 1 || g.b.row == 1) &&
+               g.kernel.multiply_ahead[g.b.col == 1 ? kAheadOfRows : kAheadOfColumns][1] != nullptr &&
                !g.kernel.in_tiles && g.n >= g.nr && g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1);
     }
     static bool pays(const Gemm &g) {
@@ -74,6 +76,7 @@ struct Ahead final : WholeA {
 
     Ahead(const Gemm &gemm, int threads)
         : WholeA(gemm, threads), by_columns(b.col != 1), joined(b.row == n && n >= 2 * nr),
+          twice(!by_columns && panels_m == 1 && kernel.multiply_ahead[kAheadTwiceOfRows][m] != nullptr),
           meet(!by_columns && rows_meet(b.row * size)), task_panels(panels_of_task()),
           panel(ahead_panel(nr, kernel.acc_size) * kernel.acc_size) {
         const int64_t all = ceil_div(n, nr), about = std::max<int64_t>((all + task_panels / 2) / task_panels, 1);
@@ -84,6 +87,7 @@ struct Ahead final : WholeA {
         bytes_sums = tile_bytes() * panels_m * most;
     }
     int64_t panels_of_task() const {
+        if (twice) return kTaskPanelsTwice;
         return panels_m == 1 || packed.bytes > kLargeA || (meet && is_far(*this)) ? kTaskPanelsMost : kTaskPanels;
     }
     int64_t bytes_of_thread() const { return 2 * bytes_b + bytes_sums; }
@@ -207,6 +211,7 @@ struct Ahead final : WholeA {
         const int64_t depth = units(now.k);
         const bool first = now.k0 == 0, last = now.k0 + block_k >= k;
         const GemmMultiply *const multiply = kernel.multiply[exact ? kExact : kFast];
+        const int kind = by_columns ? kAheadOfColumns : twice ? kAheadTwiceOfRows : kAheadOfRows;
         for (int64_t q = 0; q < now.count; ++q) {
             const char *const panel_b = now.panels + q * panel;
             const int64_t skip = q == 0 ? std::max<int64_t>(-now.begin, 0) : 0;
@@ -217,7 +222,7 @@ struct Ahead final : WholeA {
                 const char *const in = first ? nullptr : tile;
                 if (last) fetch_c(r.c, row_of(p), j, rows, cols);
                 if (ahead.left > 0)
-                    kernel.multiply_ahead[by_columns][rows](depth, panel_a, panel_b, in, tile, ahead);
+                    kernel.multiply_ahead[kind][rows](depth, panel_a, panel_b, in, tile, ahead);
                 else
                     multiply[rows](depth, panel_a, panel_b, in, tile, nullptr);
                 if (last)

@@ -52,6 +52,15 @@ struct PackingAhead {
     }
 };
 
+/** As much again each time, for products of so few rows that half of it would be left over. */
+template <class T>
+struct PackingTwiceAhead : PackingAhead<T> {
+    INFINI_INLINE void some() {
+        PackingAhead<T>::some();
+        PackingAhead<T>::some();
+    }
+};
+
 #if defined(__AVX512F__)
 /** 8 columns x 8 units of 4 bytes, one of which is contiguous in k: more columns would meet in one set of the first-level cache,
  *  if they are a power of 2 apart. Afterwards x[i] has unit i of all columns, and then unit i + 4. */
@@ -155,8 +164,11 @@ void gemm_multiply_ahead(int64_t units, const void *a, const void *b, const void
 
 template <class T, int R>
 constexpr void fill_ahead(GemmKernel &kernel) {
-    kernel.multiply_ahead[0][R] = gemm_multiply_ahead<T, R, PackingAhead>;
+    kernel.multiply_ahead[kAheadOfRows][R] = gemm_multiply_ahead<T, R, PackingAhead>;
+    if constexpr (Units<T>::kDepth == 2 && R >= kAheadTwiceRows)
+        kernel.multiply_ahead[kAheadTwiceOfRows][R] = gemm_multiply_ahead<T, R, PackingTwiceAhead>;
 #if defined(__AVX512F__)
-    if constexpr (kPacksColumns<T>) kernel.multiply_ahead[1][R] = gemm_multiply_ahead<T, R, PackingColumnsAhead>;
+    if constexpr (kPacksColumns<T>)
+        kernel.multiply_ahead[kAheadOfColumns][R] = gemm_multiply_ahead<T, R, PackingColumnsAhead>;
 #endif
 }

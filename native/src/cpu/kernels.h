@@ -114,6 +114,8 @@ struct GemmAhead {
     int64_t left;           // rows of units, or so few columns
     int least;              // exponent met, see GemmKernel
 };
+enum { kAheadOfRows, kAheadOfColumns, kAheadTwiceOfRows };
+constexpr int kAheadTwiceRows = 10;
 using GemmMultiplyAhead = void (*)(int64_t units, const void *a_panel, const void *b_panel, const void *in, void *out,
                                    GemmAhead &next);
 
@@ -205,8 +207,9 @@ struct GemmKernel {
     void (*end)();
     GemmMultiply multiply[2][kGemmMaxRows + 1];       // by exactness and the rows of the A panel, 1 to mr
     GemmMultiplyPack multiply_pack[kGemmMaxRows + 1]; // null where products need the least exponent of B
-    /** As multiply[kFast], while rows of B are packed, or columns; null where there are none. */
-    GemmMultiplyAhead multiply_ahead[2][kGemmMaxRows + 1];
+    /** As multiply[kFast], while rows of B are packed, or columns; or twice as much of rows each time, by panels that are all of
+     *  A's rows, kAheadTwiceRows or more. Null where there are none. */
+    GemmMultiplyAhead multiply_ahead[3][kGemmMaxRows + 1];
     GemmInPlaceKernel rows[2][kGemmMaxRows + 1]; // b[k * b_stride + j]
     /** The same for a B from memory, whole K blocks; null for rows that it does not pay for. */
     GemmInPlaceKernel streams[2][kHeldRows + 1];
