@@ -128,8 +128,9 @@ int main() {
             // More of A than leaves room for both K blocks of B, which is why tasks are longer.
             const int64_t rows = 300, k = 600 * 1024 / rows / kernel.acc_size * kernel.unit_k;
             for (int threads : {1, 3})
-                test_one({dtype, rows, k, 11 * nr + 5, 0, kAligned, kOrdinary, kOrdinary, false, transposed, false,
-                          threads, 0});
+                for (int place = kAligned; place < kPlaces; ++place)
+                    test_one({dtype, rows, k, 11 * nr + 5, 0, static_cast<Place>(place), kOrdinary, kOrdinary, false,
+                              transposed, false, threads, 0});
         }
     }
     return check::summary();

@@ -1,6 +1,6 @@
 /* gemm on the CPU: one set of parts (see GemmKernel), five ways to put them together, and the choice of one when a problem is planned.
  *
- *  ahead     as columns, with B packed by the products of the K block before: some tens of rows or more (gemm_ahead.cc);
+ *  ahead     as columns, with B packed by the products of the K block before: ten rows to some hundreds (gemm_ahead.cc);
  *  in place  B is multiplied where it lies: few rows of A, small problems, and a B that stays in the second-level cache
  *            (gemm_in_place.cc);
  *  copied B  a small B is copied, and multiplied in place, if nothing in it is contiguous, or its columns are and A has many rows,

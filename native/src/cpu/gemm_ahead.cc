@@ -12,10 +12,9 @@ namespace infini::gemm {
 namespace {
 
 /* Panels of B in a task, or about so many. Two are all that a piece of rows needs, and leave half of the second-level cache free:
- * of two threads whose data fill it, all that they do takes half as long again at times. More, where each task reads an A that
- * fills as much, or its one group of rows leaves no time to pack all of B, and the rest is read in longer runs, or packs two pieces
- * at a time; or where rows of B come from memory and meet in a few sets of the first-level cache: they are fetched no further ahead
- * than these hold, which must be bytes enough. */
+ * of two threads whose data fill it, all that they do takes half as long again at times. More, where two pieces are packed at a
+ * time; where each task reads an A that fills as much; or where rows of B come from memory and meet in a few sets of the
+ * first-level cache: they are fetched no further ahead than these hold, which must be bytes enough. */
 constexpr int64_t kTaskPanels = 2, kTaskPanelsTwice = 4, kTaskPanelsMost = 8, kLargeA = 512 * 1024; // bytes, packed
 constexpr int64_t kFetch = 8192, kFetchRowsMeet = 8; // ahead of what is packed: bytes of a task's rows of B, or rows
 constexpr int64_t kNear = 16 << 20;                  // bytes of B, of which most come from the last-level cache
@@ -68,8 +67,7 @@ struct Ahead final : WholeA {
         }
         if (pairs) return within(rows_meet(g.b.row * g.size) ? kPairsRowsMeet : kPairsRows, kPairsMostRows);
         if (g.n < kLeastRow || g.k_blocks() < kLeastBlocks || g.batch > 1) return false; // whose items begin anew
-        if (g.size == sizeof(double) && (g.panels_m == 1 || g.panels_m * g.kernel.mr - g.m > kMostMissing))
-            return false;
+        if (g.size == sizeof(double) && g.panels_m * g.kernel.mr - g.m > kMostMissing) return false;
         return within(g.converts() ? kRowsF16 : kRows, kMostRows);
     }
     static bool is_far(const Gemm &g) { return g.n > kNear / g.size / g.k; }
@@ -88,7 +86,7 @@ struct Ahead final : WholeA {
     }
     int64_t panels_of_task() const {
         if (twice) return kTaskPanelsTwice;
-        return panels_m == 1 || packed.bytes > kLargeA || (meet && is_far(*this)) ? kTaskPanelsMost : kTaskPanels;
+        return packed.bytes > kLargeA || (meet && is_far(*this)) ? kTaskPanelsMost : kTaskPanels;
     }
     int64_t bytes_of_thread() const { return 2 * bytes_b + bytes_sums; }
     int64_t workspace(int threads) const override { return packed.of_all(threads) + bytes_of_thread() * threads; }
