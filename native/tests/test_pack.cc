@@ -93,7 +93,8 @@ int main() {
         // Panels of A, those of B, and the one panel, of any width, of an A that is multiplied where B lies.
         for (int64_t width = 1; width <= 40; ++width)
             for (int64_t kc : {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 65})
-                for (int64_t count : {int64_t{1}, width - 1, width, width + 1, 2 * width, 2 * width + 3}) {
+                for (int64_t count :
+                     {int64_t{1}, width - 1, width, width + 1, 2 * width, 2 * width + 3, 9 * width, 17 * width + 1}) {
                     const bool one_panel = width > kernel.mr && width != kernel.nr;
                     if (count < 1 || (one_panel && count > width)) continue;
                     for (Layout stride : {Layout{kc + 3, 1}, Layout{1, count + 5}, Layout{2, 2 * count + 1}})

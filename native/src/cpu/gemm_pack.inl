@@ -103,6 +103,42 @@ INFINI_INLINE void pack_across(typename Units<T>::Unit *to, const T *from, const
     }
 }
 
+/** Panels less than 2 * N wide, C vectors, of columns of src that are neighbours. Loads and stores are of whole vectors: what is
+ *  written too much is written again, in ascending k; of the last panels, which others follow as well as precede, in descending k,
+ *  as vectors end where they do. Returns how many columns were packed: not a panel that is not full, nor too few columns. */
+template <class T, int C>
+INFINI_INLINE int64_t pack_narrow(typename Units<T>::Unit *panels, int64_t panel_stride, const T *src, int64_t stride_k,
+                                  int64_t count, int64_t width, int64_t kc, typename Units<T>::Least &least) {
+    using U = Units<T>;
+    constexpr int N = U::Sums::N;
+    constexpr int64_t kTogether = 8; // panels: their runs of src are long, and their stores not too many streams
+    if (count < C * N) return 0;
+    const int64_t units = (kc + U::kDepth - 1) / U::kDepth, few = (C * N + width - 1) / width - 1; // units
+    const int64_t forward = (count - C * N) / width + 1, all = count / width;
+    const auto pack = [&](int64_t p, int64_t u, int64_t back, bool whole) INFINI_INLINE_LAMBDA {
+        const T *const from = src + u * U::kDepth * stride_k + p * width - back;
+        auto *const to = panels + p * panel_stride + u * width - back;
+        typename U::Vector x[C];
+        U::across(x, from, U::kDepth > 1 && (u + 1) * U::kDepth <= kc ? from + stride_k : nullptr, least);
+#pragma GCC unroll 2
+        for (int c = 0; c < C; ++c)
+            whole || width >= (c + 1) * N ? store(to + c * N, x[c]) : store_n(to + c * N, x[c], width - c * N);
+    };
+    for (int64_t p0 = 0; p0 < forward; p0 += kTogether) {
+        const int64_t end = p0 + kTogether < forward ? p0 + kTogether : forward;
+        for (int64_t u = 0; u < units; ++u)
+            for (int64_t p = p0; p < end; ++p) pack(p, u, 0, u + few < units);
+    }
+    for (int64_t p = forward; p < all; ++p) {
+        for (int64_t u = units; u-- > few;) pack(p, u, C * N - width, true);
+        for (int64_t u = few < units ? few : units; u-- > 0;)
+            pack_across(panels + p * panel_stride + u * width, src + u * U::kDepth * stride_k + p * width,
+                        (u + 1) * U::kDepth <= kc ? src + (u * U::kDepth + 1) * stride_k + p * width : nullptr, width,
+                        width, least);
+    }
+    return all * width;
+}
+
 template <class T>
 int gemm_pack(void *panels_, int64_t panel_stride, const void *src_, int64_t stride_w, int64_t stride_k, int64_t count,
               int64_t width, int64_t kc) {
@@ -120,6 +156,15 @@ int gemm_pack(void *panels_, int64_t panel_stride, const void *src_, int64_t str
                             count - w < width ? count - w : width, width, kc, least);
         return least.exponent();
     }
+    if constexpr (kSlowMasks)
+        if (stride_w == 1 && width < 2 * U::Sums::N) {
+            const int64_t done = width <= U::Sums::N
+                                     ? pack_narrow<T, 1>(panels, panel_stride, src, stride_k, count, width, kc, least)
+                                     : pack_narrow<T, 2>(panels, panel_stride, src, stride_k, count, width, kc, least);
+            panels += done / width * panel_stride;
+            src += done;
+            count -= done;
+        }
     // A row of src at a time, over all panels: memory is read in its own order. Of short rows the hardware sees too late that
     // others follow. Long ones would write to more pages at a time than its first-level TLB holds, so they are cut; not those
     // that are read in pairs, of which there are half as many. (A single row may have any stride.)

@@ -5,7 +5,8 @@ constexpr int kInPlaceMaxRows = 6;
 constexpr int kColumnsRows = 6;
 constexpr bool kLineKernels = false; // see gemm_lines.inl
 constexpr bool kManyRegisters = false;
-constexpr int kHeldWeights = 8; // vectors of them that rows of add_rms_norm share
+constexpr bool kSlowMasks = true; // stores by mask take some 20 clocks, and 16-bit elements have no masks
+constexpr int kHeldWeights = 8;   // vectors of them that rows of add_rms_norm share
 
 struct VF {
     static constexpr int N = 8;
@@ -34,14 +35,15 @@ INFINI_INLINE VD operator*(VD a, VD b) { return {_mm256_mul_pd(a.v, b.v)}; }
 INFINI_INLINE VF fma(VF a, VF b, VF c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 INFINI_INLINE VD fma(VD a, VD b, VD c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
 
-INFINI_INLINE VF load(const f16 *p) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)))}; }
+INFINI_INLINE VF widen(const f16 *, __m128i bits) { return {_mm256_cvtph_ps(bits)}; }
+INFINI_INLINE VF widen(const bf16 *, __m128i bits) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
+}
+INFINI_INLINE VF load(const f16 *p) { return widen(p, _mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
+INFINI_INLINE VF load(const bf16 *p) { return widen(p, _mm_loadu_si128(reinterpret_cast<const __m128i *>(p))); }
 INFINI_INLINE void store(f16 *p, VF x) {
     _mm_storeu_si128(reinterpret_cast<__m128i *>(p),
                      _mm256_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
-INFINI_INLINE VF load(const bf16 *p) {
-    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
 }
 INFINI_INLINE void store(bf16 *p, VF x) { // to_bf16 in eight lanes
     const __m256i u = _mm256_castps_si256(x.v);
@@ -56,7 +58,7 @@ INFINI_INLINE void store(bf16 *p, VF x) { // to_bf16 in eight lanes
                      _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1)));
 }
 
-/* The first n < N lanes, by mask. AVX2 has no masks for 16-bit elements: those go through memory. */
+/* The first n lanes, by mask. AVX2 has none for 16-bit elements. */
 INFINI_INLINE __m256i first_lanes(int64_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
@@ -67,9 +69,24 @@ INFINI_INLINE VF load_n(const float *p, int64_t n) { return {_mm256_maskload_ps(
 INFINI_INLINE VD load_n(const double *p, int64_t n) { return {_mm256_maskload_pd(p, first_wide_lanes(n))}; }
 INFINI_INLINE void store_n(float *p, VF x, int64_t n) { _mm256_maskstore_ps(p, first_lanes(n), x.v); }
 INFINI_INLINE void store_n(double *p, VD x, int64_t n) { _mm256_maskstore_pd(p, first_wide_lanes(n), x.v); }
+/** By two loads that overlap. */
 template <class T>
 INFINI_INLINE VF load_n(const T *p, int64_t n) {
-    return load_n_by_memory(p, n);
+    if (n >= VF::N) return load(p);
+    uint64_t low = 0, high = 0;
+    if (n >= 4) {
+        __builtin_memcpy(&low, p, 8);
+        __builtin_memcpy(&high, p + (n - 4), 8);
+        high = high >> (7 - n) * 16 >> 16; // n may be 4
+    } else if (n >= 2) {
+        uint32_t first, last;
+        __builtin_memcpy(&first, p, 4);
+        __builtin_memcpy(&last, p + (n - 2), 4);
+        low = first | static_cast<uint64_t>(last) << (n - 2) * 16;
+    } else if (n == 1) {
+        __builtin_memcpy(&low, p, 2);
+    }
+    return widen(p, _mm_set_epi64x(static_cast<long long>(high), static_cast<long long>(low)));
 }
 template <class T>
 INFINI_INLINE void store_n(T *p, VF x, int64_t n) {

@@ -5,7 +5,8 @@ constexpr int kInPlaceMaxRows = 8;
 constexpr int kColumnsRows = 16;
 constexpr bool kLineKernels = true;   // see gemm_lines.inl
 constexpr bool kManyRegisters = true; // of vectors: 32
-constexpr int kHeldWeights = 16;      // vectors of them that rows of add_rms_norm share
+constexpr bool kSlowMasks = false;
+constexpr int kHeldWeights = 16; // vectors of them that rows of add_rms_norm share
 
 struct VF {
     static constexpr int N = 16;
