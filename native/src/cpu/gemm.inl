@@ -99,11 +99,13 @@ INFINI_INLINE void multiply_tile(int64_t units, const void *a_, SourceB b, const
     // Counting takes slots that multiply-adds need: once in four steps it costs 2 %, at every step 15 %.
     int64_t u = 0;
     constexpr int64_t kSums = kLine / sizeof(Acc);
+    if (!kManyRegisters)
+        for (int64_t line = 0; line < R * 2 * N; line += kSums) __builtin_prefetch(wanted + line);
     for (; u + kGemmStepsTogether <= units; u += kGemmStepsTogether) {
         meanwhile.some();
         // The sums may be far away, and are wanted when the products are done: a cache line of them at a time.
         const int64_t line = u / kGemmStepsTogether * kSums;
-        if (line < R * 2 * N) __builtin_prefetch(wanted + line);
+        if (kManyRegisters && line < R * 2 * N) __builtin_prefetch(wanted + line);
 #pragma GCC unroll 4
         for (int i = 0; i < kGemmStepsTogether; ++i) step();
     }

@@ -69,6 +69,74 @@ INFINI_INLINE void finish_in_place(const GemmInPlace &g, int64_t j, int64_t n_la
         }
 }
 
+/** As many sums as the registers hold beside what is loaded: the fewer rows, the longer the runs of B. */
+template <class T, int R>
+constexpr int tile_vectors() {
+    constexpr int kMost = Units<T>::kDepth == 1 ? 16 : 8; // pairs are made of whole rows before they are multiplied
+    if (R > kGemmRows) return 1;                          // a second vector would not fit
+    return 2 * kGemmRows / R < kMost ? 2 * kGemmRows / R : kMost;
+}
+
+constexpr int kStepsUnrolled = 8;
+
+/** What `steps` rows of B, a multiple of kStepsUnrolled, and as many columns of A add to a tile, with hardly an instruction but those that
+ *  load and multiply: where another thread has a share of the core, each of them counts. Across: of A, neighbours are what is multiplied
+ *  by the same row of B, as if it was packed, and not a row's. */
+template <class T, bool Across, int R, int C>
+INFINI_INLINE void steps_of_rows(const GemmInPlace &g, const typename Units<T>::Unit *a, const T *b, int64_t steps,
+                                 typename Units<T>::Sums (&sums)[R][C], typename Units<T>::Least &least) {
+    using U = Units<T>;
+    using V = typename U::Vector;
+    // Addresses are of two registers, one of them scaled, and a constant. What is opaque is not invariant to the compiler, which would
+    // have a register for each sum of these, and those in memory.
+    int64_t a_stride = Across ? g.a_unit : g.a_row, b_stride = g.b_stride, a_three = 3 * a_stride,
+            b_three = 3 * b_stride;
+    const auto *a3 = a + a_three;
+    const auto unit = [&](int k, int r) INFINI_INLINE_LAMBDA {
+        if (Across) return (k % 4 < 3 ? a + k % 4 * a_stride : a + a_three)[r];
+        return (r < 3 ? a + r * a_stride : a3 + (r - 3) * a_stride)[k];
+    };
+    for (; steps > 0; steps -= kStepsUnrolled) {
+#pragma GCC unroll 8
+        for (int k = 0; k < kStepsUnrolled; ++k) {
+            const T *const from = k % 4 < 3 ? b + k % 4 * b_stride : b + b_three;
+            if constexpr (R < C) {
+                V ar[R];
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) ar[r] = broadcast(unit(k, r));
+#pragma GCC unroll 16
+                for (int c = 0; c < C; ++c) {
+                    V x[1];
+                    U::across(x, from + c * V::N, static_cast<const T *>(nullptr), least);
+#pragma GCC unroll 16
+                    for (int r = 0; r < R; ++r) add_product(sums[r][c], ar[r], x[0]);
+                }
+            } else {
+                V x[C];
+                U::across(x, from, static_cast<const T *>(nullptr), least);
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) {
+                    const V ar = broadcast(unit(k, r));
+#pragma GCC unroll 16
+                    for (int c = 0; c < C; ++c) add_product(sums[r][c], ar, x[c]);
+                }
+            }
+            if (k % 4 == 3) {
+                b = opaque(b + 4 * b_stride);
+                if (Across) a = opaque(a + 4 * a_stride);
+            }
+        }
+        if (!Across) {
+            a = opaque(a + kStepsUnrolled);
+            a3 = opaque(a3 + kStepsUnrolled);
+        }
+        a_stride = opaque(a_stride);
+        a_three = opaque(a_three);
+        b_stride = opaque(b_stride);
+        b_three = opaque(b_three);
+    }
+}
+
 /** One tile of R rows and C vectors of columns; Part: of the last one there may be n_last < N. */
 template <class T, int Exactness, int R, int C, bool Part>
 INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, typename Units<T>::Least &least) {
@@ -87,22 +155,21 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
     const T *ahead = static_cast<const T *>(g.ahead) + j;
     GemmFetch *const fetch = g.fetch;
     int64_t wait = fetch != nullptr ? fetch->wait : g.ahead_every;
+    // Returns how long to wait before the next time.
+    const auto bring_more = [&]() INFINI_INLINE_LAMBDA {
+        if (fetch != nullptr) return fetch_some(*fetch);
+        constexpr int64_t kLine = 64 / sizeof(T);
+#pragma GCC unroll 2
+        for (int d = 0; d < U::kDepth; ++d)
+#pragma GCC unroll 16
+            for (int64_t at = 0; at < C * N; at += kLine) __builtin_prefetch(ahead + d * stride + at, 0, 2);
+        ahead += U::kDepth * stride;
+        return g.ahead_every;
+    };
     const auto step = [&](bool pairs_up) INFINI_INLINE_LAMBDA {
         typename U::Vector x[C];
         const T *next_k = pairs_up && U::kDepth > 1 ? b + stride : nullptr;
-        if (--wait == 0) {
-            if (fetch != nullptr) {
-                wait = fetch_some(*fetch);
-            } else {
-                constexpr int64_t kLine = 64 / sizeof(T);
-#pragma GCC unroll 2
-                for (int d = 0; d < U::kDepth; ++d)
-#pragma GCC unroll 16
-                    for (int64_t at = 0; at < C * N; at += kLine) __builtin_prefetch(ahead + d * stride + at, 0, 2);
-                ahead += U::kDepth * stride;
-                wait = g.ahead_every;
-            }
-        }
+        if (--wait == 0) wait = bring_more();
         if constexpr (!Part) {
             U::across(x, b, next_k, least);
         } else {
@@ -125,6 +192,28 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
         b += U::kDepth * stride;
     };
     int64_t u = g.kc / U::kDepth;
+    if constexpr (kLeanSteps && !Part && C == tile_vectors<T, R>()) {
+        // Converted elements of A are packed; doubles gain nothing across.
+        constexpr bool kAlong = sizeof(T) == sizeof(typename U::Unit),
+                       kAcross = sizeof(typename U::Unit) == sizeof(float);
+        const bool across = kAcross && g.a_row == 1;
+        while (u >= kStepsUnrolled && (across || (kAlong && g.a_unit == 1))) {
+            const int64_t steps = wait <= 0 ? u & -kStepsUnrolled : kStepsUnrolled;
+            if (wait > 0)
+                for (wait -= steps; wait <= 0;) {
+                    const int64_t next = bring_more();
+                    wait = next == 0 ? 0 : wait + next;
+                    if (next == 0) break;
+                }
+            if (across)
+                steps_of_rows<T, kAcross, R, C>(g, a, b, steps, sums, least);
+            else
+                steps_of_rows<T, !kAlong, R, C>(g, a, b, steps, sums, least);
+            a += steps * g.a_unit;
+            b += steps * stride;
+            u -= steps;
+        }
+    }
     // See step_tile. Converted elements gain nothing by it.
     if constexpr (C > 1 && !kSmallL2 && sizeof(T) == sizeof(typename U::Unit)) {
         constexpr int kTogether = 4;
@@ -136,14 +225,6 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
     if (g.kc % U::kDepth != 0) step(false);
     if (fetch != nullptr) fetch->wait = wait > 0 ? wait : 0;
     finish_in_place<typename U::Result, R, C>(g, j, n_last, sums);
-}
-
-/** As many sums as the registers hold beside what is loaded: the fewer rows, the longer the runs of B. */
-template <class T, int R>
-constexpr int tile_vectors() {
-    constexpr int kMost = Units<T>::kDepth == 1 ? 16 : 8; // pairs are made of whole rows before they are multiplied
-    if (R > kGemmRows) return 1;                          // a second vector would not fit
-    return 2 * kGemmRows / R < kMost ? 2 * kGemmRows / R : kMost;
 }
 
 template <class T, int Exactness, int R>

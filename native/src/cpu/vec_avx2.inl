@@ -5,6 +5,7 @@ constexpr int kInPlaceMaxRows = 6;
 constexpr int kColumnsRows = 6;
 constexpr bool kLineKernels = false; // see gemm_lines.inl
 constexpr bool kManyRegisters = false;
+constexpr bool kLeanSteps = true; // see steps_of_rows()
 constexpr bool kSlowMasks = true; // stores by mask take some 20 clocks, and 16-bit elements have no masks
 constexpr int kHeldWeights = 8;   // vectors of them that rows of add_rms_norm share
 
@@ -34,6 +35,14 @@ INFINI_INLINE VD operator*(VD a, VD b) { return {_mm256_mul_pd(a.v, b.v)}; }
 /** a * b + c */
 INFINI_INLINE VF fma(VF a, VF b, VF c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 INFINI_INLINE VD fma(VD a, VD b, VD c) { return {_mm256_fmadd_pd(a.v, b.v, c.v)}; }
+
+/** sum += a * b, in sum's own register: left to itself the compiler moves sums about. */
+INFINI_INLINE void add_product(VF &sum, VF a, VF b) {
+    asm("vfmadd231ps %2, %1, %0" : "+x"(sum.v) : "x"(a.v), "x"(b.v));
+}
+INFINI_INLINE void add_product(VD &sum, VD a, VD b) {
+    asm("vfmadd231pd %2, %1, %0" : "+x"(sum.v) : "x"(a.v), "x"(b.v));
+}
 
 INFINI_INLINE VF widen(const f16 *, __m128i bits) { return {_mm256_cvtph_ps(bits)}; }
 INFINI_INLINE VF widen(const bf16 *, __m128i bits) {
