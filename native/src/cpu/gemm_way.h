@@ -136,15 +136,30 @@ struct Gemm {
     /** May many rows of A be read where they lie, or packed in little time? Those of a transposed A, if it has few columns, or elements
      *  that need no packing are near each other: the cache lines that some rows are in are read again for the next ones. */
     bool reads_a() const {
-        constexpr int64_t kFew = 64, kNear = 2048; // bytes
-        const bool near = !converts() && std::abs(a.col) <= kNear / size;
-        return a.col == 1 || (a.row == 1 && c.col == 1 && (k <= kFew || near));
+        constexpr int64_t kFew = 64, kFewColumns = 128, kNear = 2048; // bytes
+        if (a.col == 1 || a.row != 1 || c.col != 1) return a.col == 1;
+        if (kernel.has_small_l2) return k <= kFewColumns && !push_out(k, a.col * size);
+        return k <= kFew || (!converts() && std::abs(a.col) <= kNear / size);
+    }
+    /** Do so many cache lines, so many bytes apart, push each other out of a first-level cache of 32 KiB? */
+    static bool push_out(int64_t lines, int64_t bytes) {
+        constexpr int64_t kSets = 64, kWays = 8;
+        int64_t sets = 1; // that they come to lie in
+        while (sets < kSets && bytes % (kLine * kSets / sets) != 0) sets *= 2;
+        return lines > sets * kWays;
     }
     /** Is B small, of rows that are not contiguous, nor columns, but for so many rows of A that those are worth being transposed?
      *  (gemm_copied_b.cc) */
     bool may_copy_b() const {
         constexpr int64_t kRows = 17;
-        return !converts() && b.col != 1 && (b.row != 1 || m >= kRows) && reads_a() && n > 1 && b_is_small();
+        if (b.col == 1) return may_copy_rows();
+        return !converts() && (b.row != 1 || m >= kRows) && reads_a() && n > 1 && b_is_small();
+    }
+    /** The same for contiguous rows that push each other out of a small first-level cache. */
+    bool may_copy_rows() const {
+        constexpr int64_t kRows = 48;
+        return kernel.has_small_l2 && !converts() && b.col == 1 && m >= kRows && n >= nr && reads_a() && b_is_small() &&
+               push_out(std::min(k, block_k), b.row * size);
     }
     /** The same for a copy in pairs, where A has such. */
     bool may_copy_pairs(int threads) const {
