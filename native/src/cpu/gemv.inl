@@ -125,7 +125,7 @@ INFINI_INLINE int64_t sum_columns_by_runs(float *sums, const GemmInPlace &g, con
     if constexpr (kWide) {
         some(sum_runs<1, 1, 1>, VH::N);
     } else {
-        if (!fetched && !meet) some(sum_runs<1, 4, 1>, 4 * VH::N);
+        if (!meet) some(sum_runs<1, 4, 1>, 4 * VH::N);
         some(sum_runs<1, 1, 2>, VH::N);
     }
     return i;
