@@ -13,8 +13,8 @@ namespace {
 
 constexpr int64_t kBlockM = 4096;  // C of one block: 16 MiB of sums, which wait where K is long
 constexpr int64_t kBlockN = 1024;  // packed B: 1 MiB a K block
-constexpr int64_t kTaskRows = 168; // of C in one task: its packed rows of A stay in the second-level cache
-constexpr int64_t kParts = 3;      // of that cache; into one go as many K blocks of such rows as fit, but at least one
+constexpr int64_t kTaskRows = 168; // of C in one task, at most: its packed rows of A stay in the second-level cache
+constexpr int64_t kParts = 3;      // of that cache; into one go a task's rows, and as many K blocks of them as fit
 constexpr int64_t kTaskCols = 256; // small enough that all threads end at about the same time
 /* Columns that only one thread packs and reads: so many at least, for each thread with its own packs all rows of A, and of these
  * so many, summed up over the threads, are less than what it saves. */
@@ -22,6 +22,7 @@ constexpr int64_t kGroupCols = 128, kGroupRows = 4096;
 
 struct Blocked final : Way {
     int64_t block_p, block_n, deep; // panels of A; columns, a multiple of the tile's; elements of K, whole K blocks
+    int64_t task_panels;            // of A, in a task, at most
     bool own_b;                     // each thread packs all of B for itself
     // Of the workspace: A of each thread; B, shared, twice where a block follows, or each thread's; sums.
     int64_t bytes_a, bytes_b, bytes_sums;
@@ -29,11 +30,13 @@ struct Blocked final : Way {
     Blocked(const Gemm &gemm, int threads) : Way(gemm) {
         block_p = std::min(panels_m, ceil_div(kBlockM, mr));
         block_n = std::min(round_up(n, nr), round_up(kBlockN, nr));
-        const int64_t bytes_k_block = kTaskRows * kernel.block_units * kernel.acc_size;
-        const int64_t most = std::max<int64_t>(second_level_cache() / kParts / bytes_k_block, 1);
+        const int64_t bytes_row = kernel.block_units * kernel.acc_size; // in a K block
+        const int64_t fit = second_level_cache() / kParts / bytes_row;  // rows
+        task_panels = std::max<int64_t>(std::min(fit, kTaskRows) / mr, 1);
+        const int64_t most = std::max<int64_t>(fit / kTaskRows, 1);
         deep = ceil_div(k_blocks(), ceil_div(k_blocks(), most)) * block_k;
         const int64_t depth = units(std::min(k, deep));
-        bytes_a = acc_bytes(std::min(block_p, task_panels()) * mr * depth) + panels_together() * tile_bytes();
+        bytes_a = acc_bytes(std::min(block_p, task_panels) * mr * depth) + panels_together() * tile_bytes();
         bytes_b = block_n / nr * panel_b(depth);
         // They wait here for the next K blocks.
         bytes_sums = k_steps() > 1 ? block_p * ceil_div(block_n, nr) * tile_bytes() : 0;
@@ -135,13 +138,12 @@ struct Blocked final : Way {
                       from, to);
     }
 
-    int64_t task_panels() const { return kTaskRows / mr; } // of A; at most
     /** Of those, so many are multiplied with a K block of a panel of B before the next one is. */
-    int64_t panels_together() const { return kernel.in_tiles ? task_panels() : 1; }
+    int64_t panels_together() const { return kernel.in_tiles ? task_panels : 1; }
     Tasks tasks_of(const Block &block, int threads) const {
         const int64_t groups = groups_of(block, threads);
         const int64_t parts =
-            std::max(ceil_div(block.panels, task_panels()), std::min(block.panels, ceil_div(threads, groups)));
+            std::max(ceil_div(block.panels, task_panels), std::min(block.panels, ceil_div(threads, groups)));
         return {groups, parts, ceil_div(ceil_div(block.n, nr * groups), std::max<int64_t>(kTaskCols / nr, 1))};
     }
 
