@@ -16,6 +16,7 @@ namespace infini::gemm {
 
 constexpr int64_t kFarB = 12 << 20; // bytes of B from which on it comes from memory, and is streamed or packed ahead
 constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
+constexpr int64_t kFewColumnsOfA = 128;  // of a transposed one up to which small caches take them as they are
 
 /** Is the processor's own second-level cache as small as Zen 3's and Zen 4's (512 KiB and 1 MiB; a Xeon's has 2 MiB)?
  *  GemmKernel::has_small_l2 tells what its kernels were written for. */
@@ -93,12 +94,13 @@ struct Gemm {
         }
         nr = kernel.nr;
         // Sums are stored in rows, so a column-major C is computed as C^T = B^T A^T, unless it has few rows; so is one with few
-        // columns, since the ways for few rows then apply. Where rows of A need not be packed, or B is, that is worth it if vectors
-        // would be mostly empty; panels of halves, which are of two, more than a quarter.
+        // columns, since the ways for few rows then apply. Where rows of A need not be packed, or B is, or few columns of A are, which
+        // is fast with AVX2, that is worth it if vectors would be mostly empty; panels of halves, which are of two, more than a quarter.
         constexpr int64_t kFewColumns = 64;
         const bool column_major = m > 1 && n > 1 && c.col != 1 && std::abs(c.row) < std::abs(c.col);
+        const bool takes_a = reads_a() || (kernel.has_small_l2 && a.row == 1 && k <= kFewColumnsOfA);
         const bool in_rows =
-            c.col == 1 && reads_a() && b_is_small() && (b.col == 1 || (converts() ? b.row == 1 : may_copy_b()));
+            c.col == 1 && takes_a && b_is_small() && (b.col == 1 || (converts() ? b.row == 1 : may_copy_b()));
         const bool empty = converts() ? 4 * n <= 3 * round_up(n, nr) : 16 * n <= 5 * nr;
         exchanged = (column_major && !stays_in_rows()) || (n <= kFewColumns && m > 4 * n && (!in_rows || empty));
         if (exchanged) {
@@ -136,9 +138,9 @@ struct Gemm {
     /** May many rows of A be read where they lie, or packed in little time? Those of a transposed A, if it has few columns, or elements
      *  that need no packing are near each other: the cache lines that some rows are in are read again for the next ones. */
     bool reads_a() const {
-        constexpr int64_t kFew = 64, kFewColumns = 128, kNear = 2048; // bytes
+        constexpr int64_t kFew = 64, kNear = 2048; // bytes
         if (a.col == 1 || a.row != 1 || c.col != 1) return a.col == 1;
-        if (kernel.has_small_l2) return k <= kFewColumns && !push_out(k, a.col * size);
+        if (kernel.has_small_l2) return k <= kFewColumnsOfA && !push_out(k, a.col * size);
         return k <= kFew || (!converts() && std::abs(a.col) <= kNear / size);
     }
     /** Do so many cache lines, so many bytes apart, push each other out of a first-level cache of 32 KiB? */
