@@ -4,7 +4,8 @@
  *  in place  B is multiplied where it lies: few rows of A, small problems, and a B that stays in the second-level cache
  *            (gemm_in_place.cc);
  *  copied B  a small B is copied, and multiplied in place, if nothing in it is contiguous, or its columns are and A has many rows,
- *            or elements are multiplied in pairs, which rows of A are made of (gemm_copied_b.cc);
+ *            or its rows push each other out of a small first-level cache, or elements are multiplied in pairs, which rows of A
+ *            are made of (gemm_copied_b.cc);
  *  columns   A is packed as a whole, and threads share the columns of C: up to some hundred rows (gemm_columns.cc);
  *  blocked   A and B are packed block by block: all else (gemm_blocked.cc).
  *
