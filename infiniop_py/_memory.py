@@ -1,9 +1,9 @@
 """Where the memory goes that exists in a graph alone: lifetimes, and one arena for all of it.
 
 A buffer lives from the first node that touches it to the last one, a workspace during its node. Large ones
-are placed first, each at the lowest offset where nothing lives that is alive at the same time. Lowest-offset
-placement by decreasing size: Y. Pisarchyk and J. Lee, "Efficient Memory Management for Deep Neural Net
-Inference", 2020.
+are placed first, each at the lowest offset where nothing lives that is alive at the same time; or early ones,
+where that takes less. Lowest-offset placement by decreasing size: Y. Pisarchyk and J. Lee, "Efficient Memory
+Management for Deep Neural Net Inference", 2020.
 """
 
 from __future__ import annotations
@@ -50,7 +50,15 @@ def lifetimes(nodes: Sequence[Node], sizes: dict[int, int]) -> dict[int, tuple[i
 
 def place(blocks: Iterable[Block]) -> list[Block]:
     """Offsets for all blocks, such that none shares a byte with another one that lives at the same time."""
-    pending = sorted(blocks, key=lambda block: (-block.nbytes, block.first, block.what))
+    pending = list(blocks)
+    by_size = _place_in_turn(sorted(pending, key=lambda block: (-block.nbytes, block.first, block.what)))
+    if arena_size(by_size) == peak_size(pending):
+        return by_size
+    by_time = _place_in_turn(sorted(pending, key=lambda block: (block.first, -block.nbytes, block.what)))
+    return min(by_size, by_time, key=arena_size)
+
+
+def _place_in_turn(pending: Sequence[Block]) -> list[Block]:
     placed = np.empty((4, len(pending)), np.int64)  # first, last, offset, end
     out = []
     for n, block in enumerate(pending):
@@ -65,6 +73,19 @@ def place(blocks: Iterable[Block]) -> list[Block]:
         placed[:, n] = block.first, block.last, offset, end
         out.append(block._replace(offset=offset))
     return out
+
+
+def peak_size(blocks: Iterable[Block]) -> int:
+    """Bytes of the blocks that are alive at the busiest node."""
+    change: dict[int, int] = {}
+    for block in blocks:
+        change[block.first] = change.get(block.first, 0) + block.nbytes
+        change[block.last + 1] = change.get(block.last + 1, 0) - block.nbytes
+    now = peak = 0
+    for node in sorted(change):
+        now += change[node]
+        peak = max(peak, now)
+    return peak
 
 
 def arena_size(blocks: Iterable[Block]) -> int:
@@ -93,16 +114,8 @@ class MemoryReport:
     @classmethod
     def of(cls, device: Device, blocks: Sequence[Block], naive: int) -> MemoryReport:
         """The report on placed blocks."""
-        change: dict[int, int] = {}
-        for block in blocks:
-            change[block.first] = change.get(block.first, 0) + block.nbytes
-            change[block.last + 1] = change.get(block.last + 1, 0) - block.nbytes
-        now = peak = 0
-        for node in sorted(change):
-            now += change[node]
-            peak = max(peak, now)
         ordered = sorted(blocks, key=lambda block: (block.offset, block.first))
-        return cls(device, arena_size(blocks), naive, peak, tuple(ordered))
+        return cls(device, arena_size(blocks), naive, peak_size(blocks), tuple(ordered))
 
     def __str__(self) -> str:
         share = f", {100 * self.arena / self.naive:.0f} %" if self.naive else ""

@@ -58,6 +58,12 @@ def test_memory_that_is_free_is_used_again() -> None:
     assert arena_size(place(chain)) <= 2 * 1024
 
 
+def test_blocks_of_two_sizes_need_no_more_than_are_alive_at_once() -> None:
+    # Placed by size, c finds no room beside a and d, which begin at 0, and b.
+    blocks = [Block(128, 0, 2, "a"), Block(64, 1, 3, "b"), Block(64, 3, 4, "c"), Block(128, 4, 6, "d")]
+    assert arena_size(place(blocks)) == 192
+
+
 # ---- what is planned, and what is not ----------------------------------------------------------------------
 
 
