@@ -148,7 +148,7 @@ struct Gemm {
         constexpr int64_t kSets = 64, kWays = 8;
         int64_t sets = 1; // that they come to lie in
         while (sets < kSets && bytes % (kLine * kSets / sets) != 0) sets *= 2;
-        return lines > sets * kWays;
+        return bytes != 0 && lines > sets * kWays;
     }
     /** Is B small, of rows that are not contiguous, nor columns, but for so many rows of A that those are worth being transposed?
      *  (gemm_copied_b.cc) */

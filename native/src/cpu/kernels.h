@@ -115,8 +115,8 @@ struct GemmAhead {
     int least;              // exponent met, see GemmKernel
 };
 enum { kAheadOfRows, kAheadOfColumns, kAheadTwiceOfRows };
-constexpr int kAheadTwiceRows =
-    10; // of A from which on packing two pieces each time is faster, measured with pairs of BF16
+/** Rows of A from which on packing two pieces each time is faster, measured with pairs of BF16. */
+constexpr int kAheadTwiceRows = 10;
 using GemmMultiplyAhead = void (*)(int64_t units, const void *a_panel, const void *b_panel, const void *in, void *out,
                                    GemmAhead &next);
 
