@@ -186,12 +186,22 @@ int gemm_least(const void *a, int64_t row_stride, int64_t m, int64_t k) {
     return least.exponent();
 }
 
+/** Are the kernels that multiply panels, which know their units alone, not F32's, which halves that are converted take from there
+ *  (take_multiply())? */
+template <class T>
+constexpr bool kOwnMultiply = sizeof(T) == sizeof(typename Units<T>::Unit) || Units<T>::kDepth > 1;
+
 template <class T, int Exactness, int R>
 constexpr void fill_multiply(GemmKernel &kernel) {
-    kernel.multiply[Exactness][R] = gemm_multiply<typename Units<T>::Unit, Exactness, R>;
+    if constexpr (kOwnMultiply<T>) kernel.multiply[Exactness][R] = gemm_multiply<typename Units<T>::Unit, Exactness, R>;
     if constexpr (!Units<T>::kFlush) kernel.multiply_pack[R] = gemm_multiply_pack<T, R>;
     if constexpr (kManyRegisters && Exactness == kFast) fill_ahead<T, R>(kernel);
     if constexpr (R > 1) fill_multiply<T, Exactness, R - 1>(kernel);
+}
+
+inline void take_multiply(GemmKernel &to, const GemmKernel &from) {
+    for (int exactness = kFast; exactness <= kExact; ++exactness)
+        for (int r = 0; r <= kGemmMaxRows; ++r) to.multiply[exactness][r] = from.multiply[exactness][r];
 }
 
 template <class T, int Exactness, int R>

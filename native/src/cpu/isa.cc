@@ -2,7 +2,6 @@
 
 #include <strings.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
@@ -91,38 +90,57 @@ bool all(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
 
 struct Isa {
     const char *name;
-    const KernelTable *table = nullptr; // null where the build has not got it
+    void (*fill)(KernelTable &) = nullptr; // null where the build has not got it
     bool (*available)() = nullptr;
-    const KernelTable *of_bf16 = nullptr; // instead of the table's
-    bool (*slow)() = nullptr;             // on this CPU slower than the next: chosen only where it is named
-    bool (*granted)() = nullptr;          // asks the operating system, where that has to be
+    void (*add_bf16)(KernelTable &) = nullptr; // instead of what is there
+    bool (*slow)() = nullptr;                  // on this CPU slower than the next: chosen only where it is named
+    bool (*granted)() = nullptr;               // asks the operating system, where that has to be
 };
 
 bool always() { return true; }
+
+#define INFINI_ADD_PART(part) add_##part(t);
+void fill_portable(KernelTable &t) {
+    using namespace portable;
+    INFINI_KERNEL_PARTS(INFINI_ADD_PART)
+}
+#if defined(INFINI_WITH_AVX2)
+void fill_avx2(KernelTable &t) {
+    using namespace avx2;
+    INFINI_KERNEL_PARTS(INFINI_ADD_PART)
+}
+#endif
+#if defined(INFINI_WITH_AVX512)
+void fill_avx512(KernelTable &t) {
+    using namespace avx512;
+    INFINI_KERNEL_PARTS(INFINI_ADD_PART)
+}
+#endif
+#undef INFINI_ADD_PART
 
 /** Best first; the portable kernels run everywhere and end the list. */
 constexpr Isa kIsas[] = {
     {"amx_bf16",
 #if defined(INFINI_WITH_AMX_BF16)
-     &kKernelsAvx512, cpu_has_amx_bf16, &kKernelsAmxBf16, nullptr, grants_tiles
+     fill_avx512, cpu_has_amx_bf16, amx_bf16::add_bf16, nullptr, grants_tiles
 #endif
     },
     {"avx512_bf16",
 #if defined(INFINI_WITH_AVX512_BF16)
-     &kKernelsAvx512, cpu_has_avx512_bf16, &kKernelsAvx512Bf16, avx512_bf16_is_slow
+     fill_avx512, cpu_has_avx512_bf16, avx512_bf16::add_bf16, avx512_bf16_is_slow
 #endif
     },
     {"avx512",
 #if defined(INFINI_WITH_AVX512)
-     &kKernelsAvx512, cpu_has_avx512
+     fill_avx512, cpu_has_avx512
 #endif
     },
     {"avx2",
 #if defined(INFINI_WITH_AVX2)
-     &kKernelsAvx2, cpu_has_avx2
+     fill_avx2, cpu_has_avx2
 #endif
     },
-    {"portable", &kKernelsPortable, always},
+    {"portable", fill_portable, always},
 };
 
 /** Rows of add and mul that convert nothing. */
@@ -133,22 +151,6 @@ constexpr Isa kIsas[] = {
             to.binary[op][type] = from.binary[op][type];
             to.binary_stream[op][type] = from.binary_stream[op][type];
         }
-}
-
-/** What there is of one type in a table of that alone, but for products. */
-void take_type(KernelTable &to, const KernelTable &from, infiniDtype_t type) {
-    if (from.binary[kBinaryAdd][type] == nullptr) return;
-    for (int op = 0; op < kBinaryOpCount; ++op) {
-        to.binary[op][type] = from.binary[op][type];
-        to.binary_stream[op][type] = from.binary_stream[op][type];
-        to.binary_tile[op][type] = from.binary_tile[op][type];
-    }
-    std::copy(std::begin(from.add_rms_norm[type]), std::end(from.add_rms_norm[type]), to.add_rms_norm[type]);
-}
-void take_bf16(KernelTable &to, const KernelTable &from) {
-    to.gemm[INFINI_DTYPE_BF16] = from.gemm[INFINI_DTYPE_BF16];
-    std::copy(std::begin(from.gemm_pairs), std::end(from.gemm_pairs), to.gemm_pairs);
-    take_type(to, from, INFINI_DTYPE_BF16);
 }
 
 struct Choice {
@@ -166,7 +168,7 @@ Choice choose() {
         const bool named = capped && strcasecmp(most, isa.name) == 0;
         known = known || named;
         reached = reached || named;
-        if (isa.table == nullptr || !isa.available()) continue;
+        if (isa.fill == nullptr || !isa.available()) continue;
         const bool slow = isa.slow != nullptr && isa.slow();
         if (!slow && best == nullptr) best = &isa;
         if (chosen != nullptr || !(named || (reached && !slow))) continue;
@@ -177,19 +179,23 @@ Choice choose() {
     }
     // also where the variable names none of them: whoever set it wants less, not more
     if (chosen == nullptr) chosen = std::end(kIsas) - 1;
-    Choice choice{chosen->name, *chosen->table, {}};
+    Choice choice{chosen->name, {}, {}};
+    chosen->fill(choice.table);
 #if defined(INFINI_WITH_AVX512)
-    if (chosen->table == &kKernelsAvx512) {
+    if (chosen->fill == fill_avx512) {
         choice.table.whole_lines = !avx512_is_halved();
         // Whoever names an instruction set gets its own kernels. Zen 5's conversions are measured, Intel's are not.
-        if (!capped && choice.table.whole_lines && is_amd())
-            take_type(choice.table, kKernelsAvx512Wide, INFINI_DTYPE_F16);
+        if (!capped && choice.table.whole_lines && is_amd()) avx512::add_wide_f16(choice.table);
 #if defined(INFINI_WITH_AVX2)
-        if (!capped && !choice.table.whole_lines) take_rows(choice.table, kKernelsAvx2);
+        if (!capped && !choice.table.whole_lines) {
+            static KernelTable of_avx2; // larger than some stacks
+            avx2::add_elementwise(of_avx2);
+            take_rows(choice.table, of_avx2);
+        }
 #endif
     }
 #endif
-    if (chosen->of_bf16 != nullptr) take_bf16(choice.table, *chosen->of_bf16);
+    if (chosen->add_bf16 != nullptr) chosen->add_bf16(choice.table);
     if (refused != nullptr)
         std::snprintf(choice.reason, sizeof choice.reason,
                       "the system does not save the registers of %s for this process", refused->name);

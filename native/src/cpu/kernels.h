@@ -1,7 +1,7 @@
-/* The kernels of one instruction set: a table of functions over rows and tiles. Each table is filled by one source file
- * that is compiled for its instruction set alone; this header is all those files share with the rest, so it has no inline
- * function and includes no library header with one: the linker keeps one copy of an inline function, and that copy must
- * not be one that only newer CPUs can run. */
+/* The kernels of one instruction set: a table of functions over rows and tiles. It is filled by source files that are compiled for
+ * the instruction set alone; this header is all those files share with the rest, so it has no inline function and includes no
+ * library header with one: the linker keeps one copy of an inline function, and that copy must not be one that only newer CPUs
+ * can run. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -258,13 +258,29 @@ struct KernelTable {
     bool whole_lines; // are vectors as long as a cache line, and does this CPU compute them as a whole?
 };
 
-extern const KernelTable kKernelsPortable;
+/* Each part of a table is kernels/<part>.cc, a file that the build compiles for one instruction set after another, with INFINI_ISA
+ * for its name: what the CPU has is put together in isa.cc, in this order. */
+#define INFINI_KERNEL_PARTS(X) X(elementwise) X(norm) X(gemm_f64) X(gemm_f32) X(gemm_halves)
+#define INFINI_DECLARE_PART(part) void add_##part(KernelTable &t);
+namespace portable {
+INFINI_KERNEL_PARTS(INFINI_DECLARE_PART)
+}
 #if defined(__x86_64__)
-extern const KernelTable kKernelsAvx2;
-extern const KernelTable kKernelsAvx512;
-extern const KernelTable kKernelsAvx512Wide; // add, mul and add_rms_norm of F16 alone
-extern const KernelTable kKernelsAmxBf16;    // products of BF16 alone
-extern const KernelTable kKernelsAvx512Bf16; // of BF16 alone: all else is as in kKernelsAvx512
+namespace avx2 {
+INFINI_KERNEL_PARTS(INFINI_DECLARE_PART)
+}
+namespace avx512 {
+INFINI_KERNEL_PARTS(INFINI_DECLARE_PART)
+void add_wide_f16(KernelTable &t); // add, mul and add_rms_norm, where vectors of 64 bytes are converted as fast
+} // namespace avx512
+/* In place of what avx512 has for BF16. */
+namespace avx512_bf16 {
+void add_bf16(KernelTable &t);
+}
+namespace amx_bf16 {
+void add_bf16(KernelTable &t); // products alone
+}
 #endif
+#undef INFINI_DECLARE_PART
 
 } // namespace infini

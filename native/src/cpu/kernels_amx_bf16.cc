@@ -1,4 +1,4 @@
-/* What x86-64 CPUs with AMX do otherwise than by kKernelsAvx512: products of BF16. The build compiles this file alone for them. */
+/* What x86-64 CPUs with AMX do otherwise than others with AVX-512: products of BF16. The build compiles this file alone for them. */
 #include <immintrin.h>
 
 #include "cpu/kernels.h"
@@ -14,14 +14,10 @@ namespace {
 #include "cpu/gemm.inl"
 #include "cpu/gemm_amx.inl"
 
-constexpr KernelTable make_table() {
-    KernelTable t{};
-    t.gemm[INFINI_DTYPE_BF16] = amx_kernel();
-    return t;
-}
+constexpr GemmKernel kKernel = amx_kernel();
 
 } // namespace
 
-constexpr KernelTable kKernelsAmxBf16 = make_table();
+void amx_bf16::add_bf16(KernelTable &t) { t.gemm[INFINI_DTYPE_BF16] = kKernel; }
 
 } // namespace infini

@@ -1,4 +1,4 @@
-/* What CPUs with AVX-512 that convert F16 faster in vectors of 64 bytes do otherwise than by kKernelsAvx512: add, mul and
+/* What CPUs with AVX-512 that convert F16 faster in vectors of 64 bytes do otherwise than others: add, mul and
  * add_rms_norm of it. The build compiles this file alone for them. */
 #include <immintrin.h>
 
@@ -17,15 +17,11 @@ namespace {
 #include "cpu/norm.inl"
 #include "cpu/binary_tile.inl"
 
-constexpr KernelTable make_table() {
-    KernelTable t{};
-    fill_binary_of<f16>(t, INFINI_DTYPE_F16);
-    fill_norm_of<f16>(t.add_rms_norm[INFINI_DTYPE_F16]);
-    return t;
-}
-
 } // namespace
 
-constexpr KernelTable kKernelsAvx512Wide = make_table();
+void avx512::add_wide_f16(KernelTable &t) {
+    fill_binary_of<f16>(t, INFINI_DTYPE_F16);
+    fill_norm_of<f16>(t.add_rms_norm[INFINI_DTYPE_F16]);
+}
 
 } // namespace infini

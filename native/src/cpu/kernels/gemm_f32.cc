@@ -1,0 +1,22 @@
+/* gemm of F32. The build compiles this file for each instruction set. */
+#include "cpu/kernels/intrinsics.h"
+
+#include "cpu/kernels.h"
+
+namespace infini {
+namespace {
+
+#include "cpu/vectors.inl"
+
+#include "cpu/strided.inl"
+#include "cpu/copy.inl"
+#include "cpu/binary.inl"
+#include "cpu/gemm.inl"
+
+constexpr GemmKernel kKernel = gemm_kernel<float>();
+
+} // namespace
+
+void INFINI_ISA::add_gemm_f32(KernelTable &t) { t.gemm[INFINI_DTYPE_F32] = kKernel; }
+
+} // namespace infini

@@ -1,0 +1,22 @@
+/* gemm of F64. The build compiles this file for each instruction set. */
+#include "cpu/kernels/intrinsics.h"
+
+#include "cpu/kernels.h"
+
+namespace infini {
+namespace {
+
+#include "cpu/vectors.inl"
+
+#include "cpu/strided.inl"
+#include "cpu/copy.inl"
+#include "cpu/binary.inl"
+#include "cpu/gemm.inl"
+
+constexpr GemmKernel kKernel = gemm_kernel<double>();
+
+} // namespace
+
+void INFINI_ISA::add_gemm_f64(KernelTable &t) { t.gemm[INFINI_DTYPE_F64] = kKernel; }
+
+} // namespace infini

@@ -1,0 +1,27 @@
+/* gemm of F16 and BF16. The build compiles this file for each instruction set. */
+#include "cpu/kernels/intrinsics.h"
+
+#include "cpu/kernels.h"
+
+namespace infini {
+namespace {
+
+#include "cpu/vectors.inl"
+
+#include "cpu/strided.inl"
+#include "cpu/copy.inl"
+#include "cpu/binary.inl"
+#include "cpu/gemm.inl"
+
+constexpr GemmKernel kOfF16 = gemm_kernel<f16>(), kOfBf16 = gemm_kernel<bf16>();
+
+} // namespace
+
+void INFINI_ISA::add_gemm_halves(KernelTable &t) {
+    t.gemm[INFINI_DTYPE_F16] = kOfF16;
+    t.gemm[INFINI_DTYPE_BF16] = kOfBf16;
+    take_multiply(t.gemm[INFINI_DTYPE_F16], t.gemm[INFINI_DTYPE_F32]);
+    take_multiply(t.gemm[INFINI_DTYPE_BF16], t.gemm[INFINI_DTYPE_F32]);
+}
+
+} // namespace infini
