@@ -100,7 +100,8 @@ INFINI_INLINE void sum_runs(float *to, int64_t ld, const float *a, int64_t a_uni
                             int64_t stride, const float *ahead, bool far) {
     const RunFetch fetch{b + k, ahead, (far ? 32 : 5) * kLine / static_cast<int64_t>(sizeof(float)), far};
     VH all[Groups][R];
-    for (int64_t block = 0; block < k;) {
+    int64_t block = 0;
+    while (block < k) {
         const auto some = [&](auto &sums, int64_t elements) INFINI_INLINE_LAMBDA {
             sum_blocks(sums, a + block * a_unit, a_unit, b + block, stride, elements, fetch);
             for (const auto &of_block : sums) {
