@@ -10,7 +10,6 @@ namespace {
 
 #include "cpu/strided.inl"
 #include "cpu/copy.inl"
-#include "cpu/binary.inl"
 #include "cpu/gemm.inl"
 
 constexpr GemmKernel kOfF16 = gemm_kernel<f16>(), kOfBf16 = gemm_kernel<bf16>();

@@ -10,7 +10,6 @@ namespace {
 
 #include "cpu/strided.inl"
 #include "cpu/copy.inl"
-#include "cpu/binary.inl"
 #include "cpu/norm.inl"
 
 } // namespace
