@@ -186,8 +186,7 @@ int gemm_least(const void *a, int64_t row_stride, int64_t m, int64_t k) {
     return least.exponent();
 }
 
-/** Are the kernels that multiply panels, which know their units alone, not F32's, which halves that are converted take from there
- *  (take_multiply())? */
+/** Kernels that multiply panels know their units alone, so halves that are converted to floats take those of F32. */
 template <class T>
 constexpr bool kOwnMultiply = sizeof(T) == sizeof(typename Units<T>::Unit) || Units<T>::kDepth > 1;
 

@@ -259,7 +259,7 @@ struct KernelTable {
 };
 
 /* Each part of a table is kernels/<part>.cc, a file that the build compiles for one instruction set after another, with INFINI_ISA
- * for its name: what the CPU has is put together in isa.cc, in this order. */
+ * for its name. isa.cc puts together what the CPU has, in this order: gemm_halves takes some of what gemm_f32 has added. */
 #define INFINI_KERNEL_PARTS(X) X(elementwise) X(norm) X(gemm_f64) X(gemm_f32) X(gemm_halves)
 #define INFINI_DECLARE_PART(part) void add_##part(KernelTable &t);
 namespace portable {
