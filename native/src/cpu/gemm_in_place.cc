@@ -57,7 +57,10 @@ constexpr int64_t kStep = 32, kStepFar = 24, kStepNear = 128, kStepManyHalves = 
  * bytes (where K blocks took up to twice as long on Zen 4, as columns did on a Xeon); and see GemmInPlace::stream_ahead: what the
  * processor fetches from memory on its own suffers from what comes too early, on Zen 4 from all that does not follow at once. */
 constexpr int64_t kStreamRunSmallL2 = 32 * 1024, kStreamOwnColumns = 3 * 1024;
-constexpr int64_t kStreamAheadSmallL2 = 384, kStreamAheadZen4 = 64, kStreamAheadZen5 = 1536, kStreamAhead = 768;
+constexpr int64_t kStreamAheadSmallL2 = 384, kStreamAheadZen4 = 64, kStreamAhead = 768;
+/* Zen 5 itself fetches eight rows of F32 or F64 best, as long as each instruction is one that loads or multiplies; halves take more
+ * instructions, so that eight or sixteen rows are fetched 8 KiB ahead in all, or further where they meet in a set. */
+constexpr int64_t kStreamAheadZen5 = 1536, kStreamAheadEightZen5 = 1024;
 /* Zen 5 multiplies twice as much as Zen 4 while memory delivers the same, with a cache of that size. There steps lose up to half,
  * and packing B pays from fewer rows of A on, if it is transposed and needs no conversion, or its rows of pairs meet in few sets
  * of the first-level cache. */
@@ -69,9 +72,9 @@ constexpr int64_t kStreamLeastRun = 2048;     // bytes of a row of B, where task
 constexpr int64_t kStreamMostSums = 16 << 20; // bytes of those of all K blocks
 constexpr int64_t kStreamTasks = 16; // for a thread, since one of two often falls behind with what comes from memory
 constexpr int64_t kHeldRowsUncrowded = 4; // from more rows on, short steps are faster
-/* Rows of units up to which each CPU with AVX-512 streams. Zen 5 does so with twice as many if B comes from its last-level cache, so
- * many bytes of a row of sums at a time that B has room beside them in the first, into which it is fetched: what is fetched into the
- * second takes the way from there to the first twice. For shorter rows of B it does not pay, nor for threads to have less of one. */
+/* Rows of units up to which each CPU with AVX-512 streams. Zen 5 does so with twice as many, so many bytes of a row of sums at a time
+ * that B has room beside them in the first cache, into which it is fetched: what is fetched into the second takes the way from there
+ * to the first twice. For shorter rows of B it does not pay, nor for threads to have less of one. */
 constexpr int64_t kHeldUnits = 2, kHeldRun = 4096, kHeldLeastRow = 1024, kHeldOwnColumns = 2048;
 
 constexpr int64_t kTurned = 64; // columns of sums transposed at a time, if a cache line holds no more than one's rows
@@ -133,7 +136,7 @@ struct InPlace final : Way {
     static bool holds(const Gemm &g) {
         if (g.m > kHeldRows || g.kernel.streams[kFast][g.m] == nullptr || !far_b(g)) return false;
         if (!g.kernel.has_small_l2 && g.m > kHeldUnits * g.kernel.unit_k)
-            return is_near_zen5(g) && g.n >= kHeldLeastRow / g.size;
+            return is_zen5() && g.n >= kHeldLeastRow / g.size;
         return crowded(g) || g.m <= kHeldRowsUncrowded;
     }
     static bool has_steps(const Gemm &g) {
@@ -201,14 +204,14 @@ struct InPlace final : Way {
                                                                           : kInPlaceFewRowsRun;
         run /= size;
         if (short_steps) run = equal_share(threads, run);
-        const bool from_l3 = streams && !in_steps && m > kHeldUnits && is_near_zen5(*this);
-        const bool own = from_l3 && (kernel.unit_k == 1 || n >= kHeldOwnColumns / size * threads);
+        const bool short_sums = streams && !in_steps && m > kHeldUnits && is_zen5();
+        const bool own = short_sums && (kernel.unit_k == 1 || n >= kHeldOwnColumns / size * threads);
         shares_k = streams && !in_steps && !own && !kernel.in_tiles && threads > 1 &&
                    (!small_l2() || n < kStreamOwnColumns / size * threads) &&
                    k_blocks() >= threads && // and few: K may be as long as 0 strides allow
                    k_blocks() <= kStreamMostSums / acc_bytes(m * (n + nr));
         if (streams) { // equal shares, as many for each thread
-            const int64_t most = from_l3 ? kHeldRun : small_l2() && !in_steps ? kStreamRunSmallL2 : kStreamRun;
+            const int64_t most = short_sums ? kHeldRun : small_l2() && !in_steps ? kStreamRunSmallL2 : kStreamRun;
             run = equal_share(shares_k ? 1 : threads, most / kernel.acc_size);
             while (shares_k && k_blocks() * ceil_div(n, run) < kStreamTasks * threads && run * size > kStreamLeastRun)
                 run = ceil_div(run, 2);
@@ -242,17 +245,21 @@ struct InPlace final : Way {
         common.b_stride = by_rows ? b.row : b.col;
         common.n = n;
         common.far_b = n > kColumnsFarB / size / k;
-        common.stream_ahead = !small_l2() || !common.far_b ? kStreamAhead
-                              : kernel.has_small_l2        ? kStreamAheadSmallL2
-                              : is_zen5()                  ? kStreamAheadZen5
-                                                           : kStreamAheadZen4;
+        common.stream_ahead = stream_ahead();
         common.chains_bind = is_zen5() && !common.far_b;
-        common.stream_near = is_near_zen5(*this);
+        common.stream_near = is_zen5();
         set_step();
         common.ld = ld;
         common.begins = common.ends = true;
         common.c_row = c.row;
         whole = groups_of(task_m);
+    }
+    /** See GemmInPlace. */
+    int64_t stream_ahead() const {
+        if (!small_l2() || !common.far_b) return kStreamAhead;
+        if (!is_zen5()) return kernel.has_small_l2 ? kStreamAheadSmallL2 : kStreamAheadZen4;
+        if (m > kHeldUnits || (size == 2 && rows_meet(b.row * size))) return kStreamAheadZen5;
+        return size == 2 ? kStreamAheadEightZen5 / kernel.unit_k : 0;
     }
     /** Columns of a task: about so many, of which each thread has as many tasks. */
     int64_t equal_share(int threads, int64_t columns) const {

@@ -248,6 +248,14 @@ int gemm_rows(const GemmInPlace &g) {
     return least.exponent();
 }
 
+template <bool Far>
+INFINI_INLINE void prefetch(const void *p) {
+    __builtin_prefetch(p, 0, Far ? 2 : 3);
+}
+
+/** Is what is multiplied next fetched ahead, and into the first-level cache or the second? */
+enum Fetches { kFetchNone, kFetchNear, kFetchFar };
+
 /** Is there room beside so many rows of sums for B in the first-level cache? Else it is fetched into the second, and from further,
  *  unless rows of sums are short (GemmInPlace::stream_near). */
 template <int R>
@@ -273,67 +281,116 @@ INFINI_INLINE void store_tile(typename V::Scalar *to, int64_t ld, int64_t n_last
                                     : store_n(to + r * ld, sums[r][c], n_last);
 }
 
-/** One row of `units` after the other: what they add to the sums of R rows and C * N columns, or of n_last < N if C is 1. */
-template <class T, int Exactness, int R, int G, int C>
-INFINI_INLINE void stream_tile(const typename Units<T>::Vector (&a)[G][R], const T *b, const T *ahead, int64_t stride,
-                               int64_t n_last, bool pairs_up, bool near, typename Units<T>::Sums::Scalar *sums,
-                               int64_t ld, typename Units<T>::Least &least) {
+/** Vectors of sums at a time: for pairs of eight rows of B two lines of each, as for eight rows of F32. */
+template <class T, int R, int G>
+constexpr int stream_vectors() {
+    return kFetchesNear<R> && G * Units<T>::kDepth == 8 && Units<T>::kDepth == 2 ? 4 : 2;
+}
+
+/** What G units add to the sums of R rows and `tiles` times some vectors of columns. A processor looks ahead for so many instructions, and what
+ *  these load is what it waits for at a time: hence hardly one beside those that load and multiply. */
+template <class T, int Exactness, Fetches kFetch, int R, int G>
+INFINI_INLINE void stream_tiles(const typename Units<T>::Vector (&a)[G][R], const T *b, const T *ahead, int64_t stride,
+                                int64_t tiles, bool pairs_up, typename Units<T>::Sums::Scalar *sums, int64_t ld,
+                                typename Units<T>::Least &least) {
     using U = Units<T>;
     using V = typename U::Sums;
-    constexpr int N = V::N;
-    constexpr int64_t kLine = 64 / sizeof(T);
-    V s[R][C];
-    load_tile(s, sums, ld, n_last);
+    constexpr int N = V::N, D = U::kDepth, C = stream_vectors<T, R, G>();
+    int64_t three = 3 * stride; // see steps_of_rows()
+    const auto row = [&](const T *p, int i) INFINI_INLINE_LAMBDA { return i % 4 < 3 ? p + i % 4 * stride : p + three; };
+    for (; tiles > 0; --tiles) {
+        V s[R][C];
+        load_tile(s, sums, ld, N);
+        const T *at = b, *next = ahead;
 #pragma GCC unroll 16
-    for (int u = 0; u < G; ++u) {
-        typename U::Vector x[C];
-        const T *at = b + u * U::kDepth * stride, *next_k = pairs_up && U::kDepth > 1 ? at + stride : nullptr;
-        if (C > 1)
+        for (int u = 0; u < G; ++u) {
+            if constexpr (kFetch != kFetchNone)
 #pragma GCC unroll 2
-            for (int d = 0; d < U::kDepth; ++d)
+                for (int d = 0; d < D; ++d)
 #pragma GCC unroll 16
-                for (int64_t i = 0; i < C * N; i += kLine) {
-                    const T *const p = ahead + (u * U::kDepth + d) * stride + i;
-                    near ? __builtin_prefetch(p, 0, 3) : __builtin_prefetch(p, 0, 2);
-                }
-        if constexpr (C == 1)
-            x[0] = U::across_n(at, next_k, n_last, least);
-        else
-            U::across(x, at, next_k, least);
+                    for (int64_t i = 0; i < C * N; i += kLine / int64_t{sizeof(T)})
+                        prefetch<kFetch == kFetchFar>(row(next, u * D + d) + i);
+            typename U::Vector x[C];
+            U::across(x, row(at, u * D), D > 1 && pairs_up ? row(at, u * D + 1) : nullptr, least);
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r)
+            for (int r = 0; r < R; ++r)
 #pragma GCC unroll 16
-            for (int c = 0; c < C; ++c) s[r][c] = multiply_add<Exactness>(a[u][r], x[c], s[r][c]);
+                for (int c = 0; c < C; ++c) s[r][c] = multiply_add<Exactness>(a[u][r], x[c], s[r][c]);
+            if ((u + 1) * D % 4 == 0) {
+                at = opaque(at + 4 * stride);
+                if (kFetch != kFetchNone) next = opaque(next + 4 * stride);
+            }
+        }
+        store_tile(sums, ld, N, s);
+        b = opaque(b + C * N);
+        if (kFetch != kFetchNone) ahead = opaque(ahead + C * N);
+        sums += C * N;
+        stride = opaque(stride);
+        three = opaque(three);
     }
-    store_tile(sums, ld, n_last, s);
+}
+
+/** What some units add to the sums of a few rows and columns, j to end. */
+template <class T, int Exactness>
+INFINI_CALLED void stream_few(const GemmInPlace &g, int rows, const typename Units<T>::Unit *a, const T *b,
+                              int64_t units, bool pairs_up, int64_t j, int64_t end, typename Units<T>::Least &least) {
+    using U = Units<T>;
+    using V = typename U::Sums;
+    for (; j < end; j += V::N) {
+        const int64_t n_last = end - j < V::N ? end - j : V::N;
+        auto *part = static_cast<typename V::Scalar *>(g.part) + j;
+        for (int r = 0; r < rows; ++r, part += g.ld) {
+            V sum = load_n(part, n_last);
+            const T *at = b + j;
+            for (int64_t u = 0; u < units; ++u, at += U::kDepth * g.b_stride) {
+                const T *const next_k = pairs_up && U::kDepth > 1 ? at + g.b_stride : nullptr;
+                sum = multiply_add<Exactness>(broadcast(a[r * g.a_row + u * g.a_unit]),
+                                              U::across_n(at, next_k, n_last, least), sum);
+            }
+            store_n(part, sum, n_last);
+        }
+    }
 }
 
 /** G units of all columns. */
-template <class T, int Exactness, int R, int G>
+template <class T, int Exactness, Fetches kFetch, int R, int G>
 INFINI_INLINE void stream_units(const GemmInPlace &g, const typename Units<T>::Unit *a, const T *b, bool pairs_up,
                                 typename Units<T>::Least &least) {
-    constexpr int N = Units<T>::Sums::N;
+    constexpr int64_t kTile = stream_vectors<T, R, G>() * Units<T>::Sums::N;
     // These are more streams than the hardware follows.
-    const bool near = kFetchesNear<R> || g.stream_near;
-    const int64_t far = (near ? g.stream_ahead : 1024) / static_cast<int64_t>(sizeof(T));
+    const int64_t far = (kFetch == kFetchFar ? 1024 : g.stream_ahead) / int64_t{sizeof(T)};
+    const int64_t ld = g.ld, stride = g.b_stride, head = g.head, n = g.n;
+    auto *const part = static_cast<typename Units<T>::Sums::Scalar *>(g.part);
+    if (head > 0) stream_few<T, Exactness>(g, R, a, b, G, pairs_up, 0, head, least);
     typename Units<T>::Vector wide[G][R];
     for (int u = 0; u < G; ++u)
         for (int r = 0; r < R; ++r) wide[u][r] = broadcast(a[r * g.a_row + u * g.a_unit]);
-    auto *const part = static_cast<typename Units<T>::Sums::Scalar *>(g.part);
-    const int64_t ends[] = {g.head, g.n};
-    int64_t j = 0;
-    for (const int64_t end : ends) {
-        for (; j + 2 * N <= end; j += 2 * N) {
-            const int64_t beyond = j + far - g.n; // of these rows: it is the next ones' beginning that comes then
-            const T *ahead = beyond < 0 ? b + j + far : b + G * Units<T>::kDepth * g.b_stride + beyond;
-            stream_tile<T, Exactness, R, G, 2>(wide, b + j, ahead, g.b_stride, N, pairs_up, near, part + j, g.ld,
-                                               least);
-        }
-        for (; j < end; j += N)
-            stream_tile<T, Exactness, R, G, 1>(wide, b + j, nullptr, g.b_stride, end - j < N ? end - j : N, pairs_up,
-                                               near, part + j, g.ld, least);
-        j = end;
+    // From near_end on it is the next rows' beginning that comes.
+    const int64_t end = head + (n - head) / kTile * kTile;
+    const int64_t near_end =
+        kFetch == kFetchNone ? end : head + (n - head > far ? (n - head - far) / kTile * kTile : 0);
+    int64_t j = head, ahead = far;
+    for (int64_t to = near_end;; to = end, ahead = G * Units<T>::kDepth * stride - near_end) {
+        stream_tiles<T, Exactness, kFetch, R, G>(wide, b + j, b + j + ahead, stride, (to - j) / kTile, pairs_up,
+                                                 part + j, ld, least);
+        j = to;
+        if (to == end) break;
     }
+    if (end < n) stream_few<T, Exactness>(g, R, a, b, G, pairs_up, end, n, least);
+}
+
+/** So many units of all columns as are a multiple of some: a and b go on to the rest. */
+template <class T, int Exactness, Fetches kFetch, int R>
+INFINI_INLINE void stream_many(const GemmInPlace &g, const typename Units<T>::Unit *&a, const T *&b, int64_t &left,
+                               typename Units<T>::Least &least) {
+    using U = Units<T>;
+    constexpr int G = 8 * R < 2 * kGemmRows ? 8 : 4; // as many as there are registers for, beside the sums
+    constexpr int kFew = 8 / U::kDepth;              // of eight rows, which have room if they meet in a set
+    if (kFew < G && g.stream_near && rows_meet(g.b_stride * static_cast<int64_t>(sizeof(T))))
+        for (; left >= kFew; left -= kFew, a += kFew * g.a_unit, b += kFew * U::kDepth * g.b_stride)
+            stream_units<T, Exactness, kFetch, R, kFew>(g, a, b, true, least);
+    for (; left >= G; left -= G, a += G * g.a_unit, b += G * U::kDepth * g.b_stride)
+        stream_units<T, Exactness, kFetch, R, G>(g, a, b, true, least);
 }
 
 /** As gemm_rows, for a B that comes from memory: a few of its rows at a time, in long runs, since memory is faster at that than at
@@ -342,8 +399,7 @@ template <class T, int Exactness, int R>
 int gemm_streams(const GemmInPlace &g) {
     using U = Units<T>;
     using V = typename U::Sums;
-    constexpr int N = V::N, G = 8 * R < 2 * kGemmRows ? 8 : 4; // as many as there are registers for, beside the sums
-    constexpr int kFew = 8 / U::kDepth;                        // of eight rows, which have room if they meet in a set
+    constexpr int N = V::N;
     auto *const part = static_cast<typename V::Scalar *>(g.part);
     typename U::Least least;
     for (int64_t j = 0; j < g.n; j += N) {
@@ -353,14 +409,17 @@ int gemm_streams(const GemmInPlace &g) {
     const auto *a = static_cast<const typename U::Unit *>(g.a);
     const T *b = static_cast<const T *>(g.b);
     int64_t left = g.kc / U::kDepth;
-    if (kFew < G && g.stream_near && rows_meet(g.b_stride * static_cast<int64_t>(sizeof(T))))
-        for (; left >= kFew; left -= kFew, a += kFew * g.a_unit, b += kFew * U::kDepth * g.b_stride)
-            stream_units<T, Exactness, R, kFew>(g, a, b, true, least);
-    for (; left >= G; left -= G, a += G * g.a_unit, b += G * U::kDepth * g.b_stride)
-        stream_units<T, Exactness, R, G>(g, a, b, true, least);
-    for (; left > 0; --left, a += g.a_unit, b += U::kDepth * g.b_stride)
-        stream_units<T, Exactness, R, 1>(g, a, b, true, least);
-    if (g.kc % U::kDepth != 0) stream_units<T, Exactness, R, 1>(g, a, b, false, least);
+    // A processor with narrower vectors does not ask for others.
+    constexpr Fetches kUsual = kFetchesNear<R> ? kFetchNear : kFetchFar;
+    constexpr Fetches kOther = VF::N < 16 ? kUsual : R > 2 ? kFetchNear : sizeof(T) > 2 ? kFetchNone : kUsual;
+    if (kOther != kUsual && (kFetchesNear<R> ? g.stream_ahead == 0 : g.stream_near))
+        stream_many<T, Exactness, kOther, R>(g, a, b, left, least);
+    else
+        stream_many<T, Exactness, kUsual, R>(g, a, b, left, least);
+    for (bool more = g.kc % U::kDepth != 0; left > 0 || more; --left, a += g.a_unit, b += U::kDepth * g.b_stride) {
+        if (left == 0) more = false;
+        stream_units<T, Exactness, kFetchNone, R, 1>(g, a, b, left > 0, least);
+    }
     for (int64_t j = 0; j < g.n; j += N) {
         const int64_t n_last = g.n - j < N ? g.n - j : N;
         V s[R][1];
@@ -369,14 +428,6 @@ int gemm_streams(const GemmInPlace &g) {
     }
     return least.exponent();
 }
-
-template <bool Far>
-INFINI_INLINE void prefetch(const void *p) {
-    __builtin_prefetch(p, 0, Far ? 2 : 3);
-}
-
-/** Is what is multiplied next fetched ahead, and into the first-level cache or the second? */
-enum Fetches { kFetchNone, kFetchNear, kFetchFar };
 
 /** kc rows of B times packed A, for R rows and C * N columns, or n_last < N of them if C is 1: added to `part`, unless it begins. */
 template <class T, int R, int C>

@@ -160,7 +160,7 @@ struct GemmInPlace {
     bool far_b;           // does B come from memory? Then its columns are fetched earlier, if not kAheadNear
     int64_t head;         // columns that `streams` and `steps` multiply apart: the others begin at cache lines of B
     GemmFetch *fetch;     // by the kernels of `rows`, in place of `ahead`; or null
-    int64_t stream_ahead; // bytes of each row of B that `streams` fetch beyond what they multiply, for one row or two
+    int64_t stream_ahead; // bytes of each row of B that `streams` fetch beyond what they multiply, for one row or two,
     bool stream_near;     // or for more? Then into the first-level cache, too, of no more rows than have room there
     int64_t step;         // rows of B that `steps` takes at a time,
     bool step_far; // and do these come from memory, or meet in the first-level cache? Then they are fetched earlier
