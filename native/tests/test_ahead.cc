@@ -54,7 +54,7 @@ std::vector<char> product(const gemm::Way &way, const Case &p, const char *a, co
     std::vector<char> workspace(static_cast<size_t>(bytes + kLine), static_cast<char>(0xff));
     char *const at = workspace.data() + elements_until_line(workspace.data(), 1);
     std::vector<char> added(d, d + c.size());
-    way.run({c.data(), a, b, added.data(), at, p.threads, 0.5f, p.by_columns ? -2.0f : 0.0f});
+    way.run({c.data(), a, b, added.data(), at, p.threads, p.threads, 0.5f, p.by_columns ? -2.0f : 0.0f});
     return c;
 }
 

@@ -86,7 +86,14 @@ struct GemmPlan final : CpuPlan {
         const char *const pb = static_cast<const char *>(call.operands[2]);
         char *const workspace = reinterpret_cast<char *>(
             round_up(static_cast<int64_t>(reinterpret_cast<uintptr_t>(call.workspace)), kLine));
-        const Run first{pc,  g.exchanged ? pb : pa, g.exchanged ? pa : pb, pd, workspace, threads_of_item, call.alpha,
+        const Run first{pc,
+                        g.exchanged ? pb : pa,
+                        g.exchanged ? pa : pb,
+                        pd,
+                        workspace,
+                        threads_of_item,
+                        std::min(threads_of_item, num_threads()),
+                        call.alpha,
                         beta};
         if (g.batch == 1) return way->run(first);
         const auto item = [&](int64_t i, int64_t then, int slot) {

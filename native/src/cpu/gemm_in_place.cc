@@ -246,7 +246,6 @@ struct InPlace final : Way {
         common.n = n;
         common.far_b = n > kColumnsFarB / size / k;
         common.stream_ahead = stream_ahead();
-        common.chains_bind = is_zen5() && !common.far_b;
         common.stream_near = is_zen5();
         set_step();
         common.ld = ld;
@@ -261,6 +260,8 @@ struct InPlace final : Way {
         if (m > kHeldUnits || (size == 2 && rows_meet(b.row * size))) return kStreamAheadZen5;
         return size == 2 ? kStreamAheadEightZen5 / kernel.unit_k : 0;
     }
+    /** See GemmInPlace. One thread gets more from memory than its chains take, two do not: measured on Zen 5 alone. */
+    bool chains_bind(const Run &r) const { return is_zen5() && (!common.far_b || r.active == 1); }
     /** Columns of a task: about so many, of which each thread has as many tasks. */
     int64_t equal_share(int threads, int64_t columns) const {
         const int64_t round = threads * columns;
@@ -410,6 +411,7 @@ struct InPlace final : Way {
         g.alpha = r.alpha;
         g.beta = r.beta;
         g.fetch = r.fetch;
+        g.chains_bind = chains_bind(r);
         g.a = r.a;
         g.b = g.ahead = r.b;
         g.c = r.c;
@@ -441,7 +443,7 @@ struct InPlace final : Way {
                             : !small_l2() ? common.far_b ? kAheadNear : kColumnsRun
                             : m == 1      ? (is_zen5() && converts() ? kColumnsRun : kColumnsRunOfOneRow)
                                           : kColumnsRunSmallL2;
-            const int64_t next = t.j0 + (divided ? 1 : r.threads) * task_n; // the thread's next task, probably
+            const int64_t next = t.j0 + (divided ? 1 : r.active) * task_n; // the thread's next task, probably
             g.ahead = k0 + step < k ? at_b(r.b, k0 + step, t.j0) : at_b(r.b, 0, std::min(next, n - 1));
             return;
         }
@@ -454,7 +456,7 @@ struct InPlace final : Way {
             const int64_t rows = std::min(step, k - k0 - step); // more would push out what is used again
             g.ahead = at_b(r.b, k0 + step + rows * group / groups, t.j0);
             g.ahead_every = groups * ceil_div(g.kc, rows);
-        } else if (const int64_t next = t.j0 + r.threads * task_n; fetches && next < n) { // the next task's, probably
+        } else if (const int64_t next = t.j0 + r.active * task_n; fetches && next < n) { // the next task's, probably
             g.ahead = at_b(r.b, std::min(step, k) * group / groups, next);
             g.ahead_every = groups;
         }
@@ -482,6 +484,7 @@ struct InPlace final : Way {
             g.alpha = r.alpha;
             g.beta = r.beta;
             g.fetch = r.fetch;
+            g.chains_bind = chains_bind(r);
             int64_t i = 0;
             for (int group = 0; group < groups; ++group) {
                 const int rows = low + (group < taller);

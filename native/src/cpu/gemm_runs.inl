@@ -98,7 +98,8 @@ INFINI_INLINE void sum_blocks(VH (&sums)[Blocks][Groups][R], const float *a, int
 template <int R, int Groups, int Blocks>
 INFINI_INLINE void sum_runs(float *to, int64_t ld, const float *a, int64_t a_unit, int64_t k, const float *b,
                             int64_t stride, const float *ahead, bool far) {
-    const RunFetch fetch{b + k, ahead, (far ? 32 : 5) * kLine / static_cast<int64_t>(sizeof(float)), far};
+    constexpr int64_t kFar = Blocks == 2 && VF::N == 16 ? 48 : 32; // lines: measured
+    const RunFetch fetch{b + k, ahead, (far ? kFar : 5) * kLine / static_cast<int64_t>(sizeof(float)), far};
     VH all[Groups][R];
     int64_t block = 0;
     while (block < k) {

@@ -321,7 +321,8 @@ struct Run {
     const char *a, *b;
     char *d; // only read; null without an epilogue
     char *workspace;
-    int threads;
+    int threads; // that the plan has room for
+    int active;  // and that are there for this call
     float alpha, beta;
     GemmFetch *fetch = nullptr; // the operands of an item that follows
 };

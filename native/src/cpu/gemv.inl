@@ -113,7 +113,7 @@ INFINI_INLINE int64_t sum_columns_by_runs(float *sums, const GemmInPlace &g, con
                                           const float *ahead) {
     constexpr bool kWide = VF::N > VH::N;
     const bool meet = rows_meet(g.b_stride * 4), fetched = ahead != nullptr, far = fetches_early(g);
-    if (!(kWide ? fetched && far && meet : !fetched || (!far && !meet))) return 0;
+    if (!(kWide ? fetched && far && (meet || g.chains_bind) : !fetched || (!far && !meet))) return 0;
     int64_t i = 0;
     const auto some = [&](auto kernel, int64_t n) INFINI_INLINE_LAMBDA {
         for (; i + n <= columns; i += n) {
@@ -123,7 +123,10 @@ INFINI_INLINE int64_t sum_columns_by_runs(float *sums, const GemmInPlace &g, con
         }
     };
     if constexpr (kWide) {
-        some(sum_runs<1, 1, 1>, VH::N);
+        if (g.chains_bind)
+            some(sum_runs<1, 1, 2>, VH::N);
+        else
+            some(sum_runs<1, 1, 1>, VH::N);
     } else {
         if (!meet) some(sum_runs<1, 4, 1>, 4 * VH::N);
         some(sum_runs<1, 1, 2>, VH::N);

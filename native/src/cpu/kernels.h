@@ -156,7 +156,7 @@ struct GemmInPlace {
     bool begins, ends;
     const void *ahead;    // of B, to be fetched meanwhile: by the kernels of `rows` a row in so many steps, by those of
     int64_t ahead_every;  // `columns` as much as they multiply, in runs of so many cache lines; nothing if 0
-    bool chains_bind;     // of a gemv: do sums wait for each other longer than columns that meet push each other out?
+    bool chains_bind;     // of a gemv: do sums wait for each other longer than for B, or for columns that meet?
     bool far_b;           // does B come from memory? Then its columns are fetched earlier, if not kAheadNear
     int64_t head;         // columns that `streams` and `steps` multiply apart: the others begin at cache lines of B
     GemmFetch *fetch;     // by the kernels of `rows`, in place of `ahead`; or null
