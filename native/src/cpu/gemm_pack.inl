@@ -156,15 +156,14 @@ int gemm_pack(void *panels_, int64_t panel_stride, const void *src_, int64_t str
                             count - w < width ? count - w : width, width, kc, least);
         return least.exponent();
     }
-    if constexpr (kSlowMasks)
-        if (stride_w == 1 && width < 2 * U::Sums::N) {
-            const int64_t done = width <= U::Sums::N
-                                     ? pack_narrow<T, 1>(panels, panel_stride, src, stride_k, count, width, kc, least)
-                                     : pack_narrow<T, 2>(panels, panel_stride, src, stride_k, count, width, kc, least);
-            panels += done / width * panel_stride;
-            src += done;
-            count -= done;
-        }
+    if (stride_w == 1 && width < 2 * U::Sums::N) {
+        const int64_t done = width <= U::Sums::N
+                                 ? pack_narrow<T, 1>(panels, panel_stride, src, stride_k, count, width, kc, least)
+                                 : pack_narrow<T, 2>(panels, panel_stride, src, stride_k, count, width, kc, least);
+        panels += done / width * panel_stride;
+        src += done;
+        count -= done;
+    }
     // A row of src at a time, over all panels: memory is read in its own order. Of short rows the hardware sees too late that
     // others follow. Long ones would write to more pages at a time than its first-level TLB holds, so they are cut; not those
     // that are read in pairs, of which there are half as many. (A single row may have any stride.)

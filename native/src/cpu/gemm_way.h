@@ -94,11 +94,11 @@ struct Gemm {
         }
         nr = kernel.nr;
         // Sums are stored in rows, so a column-major C is computed as C^T = B^T A^T, unless it has few rows; so is one with few
-        // columns, since the ways for few rows then apply. Where rows of A need not be packed, or B is, or few columns of A are, which
-        // is fast with AVX2, that is worth it if vectors would be mostly empty; panels of halves, which are of two, more than a quarter.
+        // columns, since the ways for few rows then apply. Where rows of A need not be packed, or B is, or few columns of A are, of
+        // halves or with AVX2, that is worth it if vectors would be mostly empty; panels of halves, which are of two, more than a quarter.
         constexpr int64_t kFewColumns = 64;
         const bool column_major = m > 1 && n > 1 && c.col != 1 && std::abs(c.row) < std::abs(c.col);
-        const bool takes_a = reads_a() || (kernel.has_small_l2 && a.row == 1 && k <= kFewColumnsOfA);
+        const bool takes_a = reads_a() || ((kernel.has_small_l2 || converts()) && a.row == 1 && k <= kFewColumnsOfA);
         const bool in_rows =
             c.col == 1 && takes_a && b_is_small() && (b.col == 1 || (converts() ? b.row == 1 : may_copy_b()));
         const bool empty = converts() ? 4 * n <= 3 * round_up(n, nr) : 16 * n <= 5 * nr;

@@ -6,7 +6,6 @@ constexpr int kColumnsRows = 6;
 constexpr bool kLineKernels = false; // see gemm_lines.inl
 constexpr bool kManyRegisters = false;
 constexpr bool kLeanSteps = true; // see steps_of_rows()
-constexpr bool kSlowMasks = true; // stores by mask take some 20 clocks, and 16-bit elements have no masks
 constexpr int kHeldWeights = 8;   // vectors of them that rows of add_rms_norm share
 
 struct VF {

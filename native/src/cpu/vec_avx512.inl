@@ -6,7 +6,6 @@ constexpr int kColumnsRows = 16;
 constexpr bool kLineKernels = true;   // see gemm_lines.inl
 constexpr bool kManyRegisters = true; // of vectors: 32
 constexpr bool kLeanSteps = false;
-constexpr bool kSlowMasks = false;
 constexpr int kHeldWeights = 16; // vectors of them that rows of add_rms_norm share
 
 struct VF {

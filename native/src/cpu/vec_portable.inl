@@ -6,7 +6,6 @@ constexpr int kColumnsRows = 4;
 constexpr bool kLineKernels = false; // see gemm_lines.inl
 constexpr bool kManyRegisters = false;
 constexpr bool kLeanSteps = false;
-constexpr bool kSlowMasks = false;
 constexpr int kHeldWeights = 8; // vectors of them that rows of add_rms_norm share
 
 struct VF {
