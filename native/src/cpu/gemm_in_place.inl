@@ -287,8 +287,8 @@ constexpr int stream_vectors() {
     return kFetchesNear<R> && G * Units<T>::kDepth == 8 && Units<T>::kDepth == 2 ? 4 : 2;
 }
 
-/** What G units add to the sums of R rows and `tiles` times some vectors of columns. A processor looks ahead for so many instructions, and what
- *  these load is what it waits for at a time: hence hardly one beside those that load and multiply. */
+/** What G units add to the sums of R rows and `tiles` times some vectors of columns. A processor looks ahead for so many
+ *  instructions, and what these load is what it waits for at a time: hence hardly one beside those that load and multiply. */
 template <class T, int Exactness, Fetches kFetch, int R, int G>
 INFINI_INLINE void stream_tiles(const typename Units<T>::Vector (&a)[G][R], const T *b, const T *ahead, int64_t stride,
                                 int64_t tiles, bool pairs_up, typename Units<T>::Sums::Scalar *sums, int64_t ld,

@@ -95,7 +95,8 @@ struct Gemm {
         nr = kernel.nr;
         // Sums are stored in rows, so a column-major C is computed as C^T = B^T A^T, unless it has few rows; so is one with few
         // columns, since the ways for few rows then apply. Where rows of A need not be packed, or B is, or few columns of A are, of
-        // halves or with AVX2, that is worth it if vectors would be mostly empty; panels of halves, which are of two, more than a quarter.
+        // halves or with AVX2, that is worth it if vectors would be mostly empty; panels of halves, which are of two, more than a
+        // quarter.
         constexpr int64_t kFewColumns = 64;
         const bool column_major = m > 1 && n > 1 && c.col != 1 && std::abs(c.row) < std::abs(c.col);
         const bool takes_a = reads_a() || ((kernel.has_small_l2 || converts()) && a.row == 1 && k <= kFewColumnsOfA);
