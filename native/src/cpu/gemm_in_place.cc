@@ -225,7 +225,7 @@ struct InPlace final : Way {
         tasks_n = ceil_div(n, task_n);
         packed.bytes = packs_a ? acc_bytes(packed_blocks() * blocks_packed() * kernel.block_units * m) : 0;
         packed.own = packs_a && !shares_k && packs_for_itself(m * k, threads);
-        divided = !by_rows && !b_is_in_memory();
+        divided = !by_rows && (is_zen5() || !b_is_in_memory());
         // Rows of a power of 2 would meet in one set of the first-level cache.
         ld = (shares_k ? round_up(n, nr) : task_n) + (streams ? kLine / kernel.acc_size : 0);
         by_lines =
@@ -246,7 +246,7 @@ struct InPlace final : Way {
         common.n = n;
         common.far_b = n > kColumnsFarB / size / k;
         common.stream_ahead = stream_ahead();
-        common.stream_near = is_zen5();
+        common.stream_near = common.chains_bind = is_zen5();
         set_step();
         common.ld = ld;
         common.begins = common.ends = true;
@@ -260,8 +260,6 @@ struct InPlace final : Way {
         if (m > kHeldUnits || (size == 2 && rows_meet(b.row * size))) return kStreamAheadZen5;
         return size == 2 ? kStreamAheadEightZen5 / kernel.unit_k : 0;
     }
-    /** See GemmInPlace. One thread gets more from memory than its chains take, two do not: measured on Zen 5 alone. */
-    bool chains_bind(const Run &r) const { return is_zen5() && (!common.far_b || r.active == 1); }
     /** Columns of a task: about so many, of which each thread has as many tasks. */
     int64_t equal_share(int threads, int64_t columns) const {
         const int64_t round = threads * columns;
@@ -411,7 +409,6 @@ struct InPlace final : Way {
         g.alpha = r.alpha;
         g.beta = r.beta;
         g.fetch = r.fetch;
-        g.chains_bind = chains_bind(r);
         g.a = r.a;
         g.b = g.ahead = r.b;
         g.c = r.c;
@@ -484,7 +481,6 @@ struct InPlace final : Way {
             g.alpha = r.alpha;
             g.beta = r.beta;
             g.fetch = r.fetch;
-            g.chains_bind = chains_bind(r);
             int64_t i = 0;
             for (int group = 0; group < groups; ++group) {
                 const int rows = low + (group < taller);
