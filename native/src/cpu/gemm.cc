@@ -82,19 +82,12 @@ struct GemmPlan final : CpuPlan {
         if (g.k == 0 || call.alpha == 0) return scale(pc, pd, beta);
         const Brief loops(brief);
         // A and B stand in the order of the problem: exchanged where the plan exchanged them.
-        const char *const pa = static_cast<const char *>(call.operands[1]);
-        const char *const pb = static_cast<const char *>(call.operands[2]);
+        const char *pa = static_cast<const char *>(call.operands[1]), *pb = static_cast<const char *>(call.operands[2]);
+        if (g.exchanged) std::swap(pa, pb);
         char *const workspace = reinterpret_cast<char *>(
             round_up(static_cast<int64_t>(reinterpret_cast<uintptr_t>(call.workspace)), kLine));
-        const Run first{pc,
-                        g.exchanged ? pb : pa,
-                        g.exchanged ? pa : pb,
-                        pd,
-                        workspace,
-                        threads_of_item,
-                        std::min(threads_of_item, num_threads()),
-                        call.alpha,
-                        beta};
+        const int active = std::min(threads_of_item, num_threads());
+        const Run first{pc, pa, pb, pd, workspace, threads_of_item, active, call.alpha, beta};
         if (g.batch == 1) return way->run(first);
         const auto item = [&](int64_t i, int64_t then, int slot) {
             const auto at = [&](auto *p, int64_t item, const Matrix &x) { return p + item * x.batch * g.size; };

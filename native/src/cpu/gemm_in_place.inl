@@ -284,7 +284,7 @@ INFINI_INLINE void store_tile(typename V::Scalar *to, int64_t ld, int64_t n_last
 /** Vectors of sums at a time: for pairs of eight rows of B two lines of each, as for eight rows of F32. */
 template <class T, int R, int G>
 constexpr int stream_vectors() {
-    return kFetchesNear<R> && G * Units<T>::kDepth == 8 && Units<T>::kDepth == 2 ? 4 : 2;
+    return kFetchesNear<R> && Units<T>::kDepth == 2 && G == 4 ? 4 : 2;
 }
 
 /** What G units add to the sums of R rows and `tiles` times some vectors of columns. A processor looks ahead for so many
@@ -357,7 +357,6 @@ template <class T, int Exactness, Fetches kFetch, int R, int G>
 INFINI_INLINE void stream_units(const GemmInPlace &g, const typename Units<T>::Unit *a, const T *b, bool pairs_up,
                                 typename Units<T>::Least &least) {
     constexpr int64_t kTile = stream_vectors<T, R, G>() * Units<T>::Sums::N;
-    // These are more streams than the hardware follows.
     const int64_t far = (kFetch == kFetchFar ? 1024 : g.stream_ahead) / int64_t{sizeof(T)};
     const int64_t ld = g.ld, stride = g.b_stride, head = g.head, n = g.n;
     auto *const part = static_cast<typename Units<T>::Sums::Scalar *>(g.part);
