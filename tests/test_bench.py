@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -454,6 +455,30 @@ def test_turns_alternate_and_go_round_the_sets() -> None:
     assert which == [i % 3 for i in range(len(which))]
     names = [name for i, (name, _) in enumerate(called) if i == 0 or called[i - 1][0] != name]
     assert names[:4] == ["one", "two", "one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("idle", "slowness", "calls"),
+    [
+        (0.0, 1, 1),
+        (0.004, 1, 4),
+        (1.0, 1, 1000 * timing.RAMP_SECONDS),
+        (0.0, 2, 1000 * timing.WARM_UP_SECONDS / 2),
+    ],
+)
+def test_cpus_that_slept_get_warm(
+    monkeypatch: pytest.MonkeyPatch, idle: float, slowness: float, calls: float
+) -> None:
+    milliseconds = 0.0
+
+    def call() -> None:
+        nonlocal milliseconds
+        milliseconds += slowness
+
+    monkeypatch.setattr(timing, "perf_counter", lambda: milliseconds / 1000)
+    one = timing._Turns(timing.Contender("one", [call]), warm_up=1, best=1e-3)
+    one.get_warm(count(), idle)
+    assert milliseconds == calls * slowness
 
 
 def test_what_comes_after_a_turn_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

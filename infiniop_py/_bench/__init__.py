@@ -5,8 +5,8 @@ How a row is measured:
 * The machine's ceilings come first: FMA peaks, and copy and read rates at the sizes of the rows.
 * This library and every peer work on the same memory and take turns, each with the same number of threads.
   Before a turn the process is left to fall idle, because some peers' threads spin for a while after their
-  work; then come untimed calls until they are as fast as they have been, then a batch that is timed as a
-  whole.
+  work; then come untimed calls until they are as fast as they have been, and for as long as the CPUs have
+  slept, but at most 15 ms; then a batch that is timed as a whole.
 * Turns go on until every spread (interquartile range / median) is small, or the row's time is used up. The
   medians are reported.
 * What other processes use of the CPUs meanwhile is measured too, and so is the FMA rate after each turn of

@@ -423,6 +423,9 @@ class OpenBlas(Blas):
     }
 
     def __init__(self) -> None:
+        # Its threads spin for 100 ms: for so many ticks of the CPU's clock, as a power of 2, now about
+        # 2 ms. NumPy has an OpenBLAS of its own, which was loaded before.
+        os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "22")
         package = _module("scipy_openblas32", "scipy-openblas32")
         path = Path(package.get_lib_dir(), "lib" + package.get_library() + ".so")
         try:

@@ -20,6 +20,7 @@ MAX_BATCH = 100_000
 LONG_SECONDS = 0.05  # a call so long needs no warming up
 WARM_UP_SECONDS = 0.05  # at most
 WARM = 1.1  # times the best time of a call so far
+RAMP_SECONDS = 0.015  # what CPUs that slept take to be as fast as they were, at most
 MIN_ROUNDS, ENOUGH_ROUNDS = 3, 20
 SPREAD = 0.05  # small enough to stop after ENOUGH_ROUNDS
 
@@ -68,19 +69,22 @@ def summary(samples: Sequence[float], overheads: Sequence[float] = ()) -> Timing
     return Timing(middle, spread, len(net), median(overheads) if overheads else 0.0)
 
 
-def settle() -> None:
+def settle() -> float:
     """Wait until the other threads of this process sleep: those of peers may spin for a while after their
-    work. Where the system does not tell, wait for as long as the worst known peer spins.
+    work. Where the system does not tell, wait for as long as the worst known peer spins. Returns the seconds
+    it took.
     """
+    start = perf_counter()
     if not _TASKS.is_dir():
         sleep(_UNSEEN_SETTLE_SECONDS)
-        return
+        return perf_counter() - start
     own = get_native_id()
-    end = perf_counter() + _MAX_SETTLE_SECONDS
+    end = start + _MAX_SETTLE_SECONDS
     quiet = 0
     while quiet < 2 and perf_counter() < end:
         sleep(1e-3)
         quiet = 0 if any(_runs(task) for task in _TASKS.iterdir() if int(task.name) != own) else quiet + 1
+    return perf_counter() - start
 
 
 def _runs(task: Path) -> bool:
@@ -144,8 +148,7 @@ class _Turns:
 
     def turn(self, sets: Iterator[int], budget: float) -> None:
         start = perf_counter()
-        settle()
-        self.get_warm(sets)
+        self.get_warm(sets, settle())
         sample = _seconds(self.next_calls(self.batch, sets)) / self.batch
         self.best = min(self.best, sample)
         self.samples.append(sample)
@@ -156,13 +159,18 @@ class _Turns:
         if self.contender.after is not None:
             self.contender.after()
 
-    def get_warm(self, sets: Iterator[int]) -> None:
-        """Threads that have slept may be put on one CPU and part only after tens of milliseconds."""
-        end = perf_counter() + WARM_UP_SECONDS
+    def get_warm(self, sets: Iterator[int], idle: float) -> None:
+        """Threads that have slept may be put on one CPU and part only after tens of milliseconds. CPUs that
+        have slept are slower at first, the more so the longer: whoever takes turns with a peer whose threads
+        spin long would be slower for it.
+        """
+        now = perf_counter()
+        least, end = now + min(idle, RAMP_SECONDS), now + WARM_UP_SECONDS
         took = float("inf")
-        while self.warm_up and took > WARM * self.best and perf_counter() < end:
+        while self.warm_up and (took > WARM * self.best or now < least) and now < end:
             took = _seconds(self.next_calls(self.warm_up, sets)) / self.warm_up
             self.best = min(self.best, took)
+            now = perf_counter()
 
     @property
     def steady(self) -> bool:
