@@ -262,6 +262,18 @@ def test_alpha_0_and_no_products_scale_the_addend() -> None:
     np.testing.assert_array_equal(ip.gemm(integers(2, 0), integers(0, 2), 1.0, 2.0, c=c), 2 * c)
 
 
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_a_vector_times_a_matrix_from_memory(dtype: str) -> None:
+    """However many columns are left behind the last whole group of them."""
+    k = 1029
+    far = 2**24 // (k * np.dtype(dtype).itemsize)
+    w, x = integers(far + 32, k, dtype=dtype), integers(k, 1, dtype=dtype)
+    wanted = w.astype("f8") @ x.astype("f8")
+    assert abs(wanted).max() < 2048  # exact in F16
+    for rows in range(far + 1, far + 33):
+        np.testing.assert_array_equal(ip.gemm(w[:rows], x), wanted[:rows])
+
+
 @pytest.mark.parametrize("order", "CF")
 def test_out_may_be_the_addend_under_another_name(order: Any) -> None:
     a, c = integers(3, 3), np.array(integers(3, 3, seed=1), order=order)

@@ -315,7 +315,7 @@ int gemv(const GemmInPlace &g) {
     const T *b = static_cast<const T *>(g.b), *ahead = g.ahead_every == 0 ? nullptr : static_cast<const T *>(g.ahead);
     typename Units<T>::Least least;
     for (int64_t j = 0; j < g.n; j += kGemvColumns, b += kGemvColumns * g.b_stride) {
-        typename V::Scalar sums[kGemvColumns];
+        typename V::Scalar sums[kGemvColumns + V::N]; // a last vector may begin where half of one ends
         const int64_t columns = g.n - j < kGemvColumns ? g.n - j : kGemvColumns;
         sum_columns<T, Exactness>(sums, g, b, columns, ahead, least);
         for (int64_t i = 0; i < columns; i += V::N) {
