@@ -115,7 +115,10 @@ class LRUCache(Generic[T]):
                     self._capacity,
                 )
             self.evictions += 1
-            del entries[next(iter(entries))]
+            try:
+                entries.pop(next(iter(entries)), None)
+            except (RuntimeError, StopIteration):
+                continue  # a signal's handler has used the cache since the look
         if not entries:
             self.newest = None
 

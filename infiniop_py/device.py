@@ -470,7 +470,8 @@ def stream_at(device: Device, handle: int) -> Stream:
     found = borrowed.pop(key, None) or Stream._of(device, handle)
     borrowed[key] = found
     if len(borrowed) > _MOST_BORROWED:
-        del borrowed[next(iter(borrowed))]
+        with suppress(RuntimeError):  # a signal's handler was here as well
+            borrowed.pop(next(iter(borrowed)), None)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -237,6 +238,23 @@ def test_a_thread_has_its_own_cache_and_takes_it_along(live: Live) -> None:
     assert seen == [(0, 3, 0, 3, 100), before + 3]
     assert live.descriptors() == before
     assert ip.Add.cache().cache_info() == mine
+
+
+@pytest.mark.parametrize("between", ["before the key", "behind it"])
+def test_what_goes_while_there_is_made_room(between: str) -> None:
+    """As by a signal's handler that uses the cache, between finding the oldest entry and dropping it."""
+
+    class Interrupted(dict[Any, Any]):
+        def __iter__(self) -> Iterator[Any]:
+            keys = super().__iter__()
+            oldest = next(super().__iter__())
+            del self[oldest]
+            return keys if between == "before the key" else iter([oldest])
+
+    cache: ip.LRUCache[int] = ip.LRUCache(2)
+    cache.entries = Interrupted({"a": (1,), "b": (2,)})
+    cache.put("c", 3)
+    assert cache.get("c") == 3 and cache.get("a") is None and len(cache) <= 2
 
 
 def test_what_went_since_the_look_stays_away() -> None:
