@@ -51,7 +51,7 @@ class NativeOp(NamedTuple):
         are two, of them and NULL. None for operators of more.
         """
         if len(self.operand_names) == 3:
-            return lib.infiniopRun3  # type: ignore[no-any-return]
+            return _run3  # type: ignore[no-any-return]
         return None if self.has_workspace else self.run  # with a stream at the end
 
 
@@ -68,7 +68,8 @@ def native_op(
     )
 
 
-_create = lib.infiniopCreateDescriptor
+# Bound here: torch.compile, which follows calls into this module, cannot watch a global `lib`.
+_create, _run3 = lib.infiniopCreateDescriptor, lib.infiniopRun3
 _new = ffi.new
 _SIZE = ffi.typeof("size_t *")
 _NUMBERS = ffi.typeof("int64_t[]")

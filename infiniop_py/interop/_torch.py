@@ -42,11 +42,17 @@ def adapter(torch: Any) -> Adapter:
     plain, strided, empty = torch.Tensor, torch.strided, torch.empty
     is_grad_enabled = torch.is_grad_enabled
     increment_version = torch.autograd.graph.increment_version
+    forward_ad, jit_state = torch.autograd.forward_ad, torch._C._get_tracing_state
+    has_tangents = torch._C._is_fwd_grad_enabled
+    dispatch_mode, proxies = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.PROXY
 
     @lru_cache(maxsize=1 << 14)
     def layout(own: Any, shape: Shape, strides: tuple[int, ...]) -> Layout:
         dtype = from_torch_dtype(torch, own)
         return interned(dtype, shape, tuple(stride * dtype.itemsize for stride in strides))
+
+    def tangent_of(tensor: Any) -> object:
+        return forward_ad.unpack_dual(tensor).tangent
 
     @cache
     def device_of(own: Any) -> Device:
@@ -66,6 +72,20 @@ def adapter(torch: Any) -> Adapter:
             raise ParamError(
                 "is a torch tensor whose conjugation or negation is still to be done; use x.resolve_conj() "
                 "or x.resolve_neg()"
+            )
+        if jit_state() is not None or dispatch_mode(proxies) is not None:
+            raise OperandError(
+                "is a torch tensor of a program that is traced, which does not see what operators here "
+                "compute; use those of infiniop_py.torch"
+            )
+        if (
+            forward_ad._current_level >= 0
+            and has_tangents()
+            and forward_ad.unpack_dual(tensor).tangent is not None
+        ):
+            raise ParamError(
+                "is a torch tensor with a tangent, which no operator here has a derivative for; use those of "
+                "infiniop_py.torch"
             )
         device = CPU if tensor.is_cpu else device_of(tensor.device)
         try:

@@ -30,6 +30,16 @@ _NAMES = {
 }
 
 
+def need_weight(dtype: DType, weight: DType) -> None:
+    """Refuse a weight of a dtype that does not go with the other operands' one."""
+    wanted = _WIDE_WEIGHTS if dtype in _HALVES else frozenset((dtype,))
+    if weight not in wanted:
+        raise DTypeError(
+            f"add_rms_norm: weight is {weight}, but with {dtype} operands it must be "
+            f"{' or '.join(sorted(one.name for one in wanted))}"
+        )
+
+
 class AddRMSNorm(GraphOperator):
     """One planned ``residual_out = a + b; y = norm(residual_out) * weight``.
 
@@ -57,12 +67,7 @@ class AddRMSNorm(GraphOperator):
         need_rank(cls.name, names[2:-1], rows[2:], 1, 8)
         need_one_dtype(cls.name, names[:-1], rows)
         dtype, shape, _ = rows[0]
-        wanted = _WIDE_WEIGHTS if dtype in _HALVES else frozenset((dtype,))
-        if weight[0] not in wanted:
-            raise DTypeError(
-                f"{cls.name}: weight is {weight[0]}, but with {dtype} operands it must be "
-                f"{' or '.join(sorted(one.name for one in wanted))}"
-            )
+        need_weight(dtype, weight[0])
         if any(row[1] != shape for row in rows) or weight[1] != shape[-1:]:
             *equal, last = (name for name in names[:-1] if name != RESULT)
             raise ShapeError(

@@ -17,10 +17,12 @@ from .._bypass import when_implemented, when_recording
 from .._layout import need_one_dtype
 from .._native_op import NATIVE
 from ..device import DeviceType, thread
+from ..dtypes import DType
 from ..graph_operator import OPERATORS
 from ..interop import named
 from ..interop._torch import from_torch_dtype
 from ..ops._products import missing_addend, product_shape
+from ..ops.add_rms_norm import need_weight
 
 #: torch forgets what was registered when this goes.
 LIBRARY = torch.library.Library("infiniop", "DEF")
@@ -56,18 +58,22 @@ def _writing(function: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _returning(function: Callable[..., Any]) -> Callable[..., Any]:
-    # Autograd has recorded the call, if anybody has.
-    return torch.no_grad()(function)
+    def kernel(*operands: Any) -> Any:
+        # Autograd has recorded the call, or computes its tangents, if anybody does.
+        with torch.no_grad(), torch.autograd.forward_ad._set_fwd_grad_enabled(False):
+            return function(*operands)
+
+    return kernel
+
+
+def _dtype(op: str, name: str, x: Tensor) -> DType:
+    with named(op, name):
+        return from_torch_dtype(torch, x.dtype)
 
 
 def _need_one_dtype(op: str, **operands: Tensor | None) -> None:
-    names, layouts = [], []
-    for name, x in operands.items():
-        if x is not None:
-            with named(op, name):
-                layouts.append((from_torch_dtype(torch, x.dtype), (), ()))
-            names.append(name)
-    need_one_dtype(op, names, layouts)
+    given = {name: x for name, x in operands.items() if x is not None}
+    need_one_dtype(op, list(given), [(_dtype(op, name, x), (), ()) for name, x in given.items()])
 
 
 def _product(a: Tensor, b: Tensor, alpha: float = 1.0, beta: float = 0.0, c: Tensor | None = None) -> Tensor:
@@ -86,7 +92,9 @@ def _elementwise(op: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _norm(a: Tensor, b: Tensor, weight: Tensor, epsilon: float = 1e-5) -> tuple[Tensor, Tensor]:
-    _need_one_dtype("add_rms_norm", a=a, b=b, weight=weight)
+    op = "add_rms_norm"
+    _need_one_dtype(op, a=a, b=b)
+    need_weight(_dtype(op, "a", a), _dtype(op, "weight", weight))
     return a.new_empty(a.shape), a.new_empty(a.shape)
 
 

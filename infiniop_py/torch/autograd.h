@@ -57,6 +57,9 @@ using at::sum_to; // of a derivative by an operand that was broadcast
 
 using Shape = std::vector<c10::SymInt>;
 
+/** As flatten(0, -2), which torch cannot do to many gradients at once. */
+inline Tensor as_matrix(const Tensor &x) { return x.reshape_symint({-1, x.sym_size(-1)}); }
+
 struct GemmNode : Node<Gemm, 2> {
     double alpha = 1;
     float beta = 0; // as the product takes it
@@ -73,7 +76,7 @@ struct GemmNode : Node<Gemm, 2> {
         if (task_should_compute_output(0)) d[0] = sum_to(gemm(d_result, b.mT()), of_a);
         if (task_should_compute_output(1))
             // Where b is one matrix, one product: what it sums over batches is rounded once.
-            d[1] = of_b.size() == 2 ? gemm(a.flatten(0, -2).mT(), d_result.flatten(0, -2))
+            d[1] = of_b.size() == 2 ? gemm(as_matrix(a).mT(), as_matrix(d_result))
                                     : sum_to(gemm(a.mT(), d_result), of_b);
         if (task_should_compute_output(2)) d[2] = d_result * beta;
         return d;

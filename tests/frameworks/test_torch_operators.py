@@ -302,6 +302,46 @@ def test_compiled_as_one_graph(name: str, compiler: Any) -> None:
         assert (x is None and y is None) or torch.equal(x, y)
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+@pytest.mark.parametrize("name", ["gemm", "gemm_add", "add", "add_rms_norm", "rearrange"])
+def test_functions_of_the_package_are_called_by_what_is_compiled(name: str, compiler: Any) -> None:
+    x = torch.ones(2, 3)
+    operands = {
+        "gemm": (x, x.T),
+        "gemm_add": (x, x.T, torch.ones(2, 2)),
+        "add": (x, x),
+        "add_rms_norm": (x, x, torch.ones(3)),
+        "rearrange": (x.T,),
+    }[name]
+
+    def work(*given: Any) -> Any:
+        return [result + 1 for result in as_tuple(getattr(ip, name)(*given))]
+
+    compiled = compiler(work, backend="eager")
+    for _ in range(3):
+        assert all(torch.equal(got, wanted) for got, wanted in zip(compiled(*operands), work(*operands)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_norm_of_halves_with_a_wide_weight_is_compiled(dtype: Any, compiler: Any) -> None:
+    norm, h = ours.AddRMSNorm(4), torch.arange(8.0, dtype=dtype).reshape(2, 4)
+    assert norm.weight.dtype is torch.float32
+    got = compiler(norm, fullgraph=True, backend="aot_eager")(h, h)
+    assert all(torch.equal(x, y) for x, y in zip(got, norm(h, h)))
+    with pytest.raises(ip.DTypeError, match="weight is F64, but with F16 operands it must be"):
+        torch.ops.infiniop.add_rms_norm(*(x.to("meta") for x in (h.half(), h.half(), torch.ones(4).double())))
+
+
+def test_gradients_of_many_results_at_once() -> None:
+    a, b = (torch.rand(2, 3, 3, dtype=torch.float64) for _ in range(2))
+    for y in (b, b[0]):  # a batch, and one matrix for all
+        got, wanted = (
+            torch.autograd.functional.jacobian(product, (a, y), vectorize=True)
+            for product in (torch.ops.infiniop.gemm, torch.matmul)
+        )
+        assert all(torch.allclose(x, z) for x, z in zip(got, wanted))
+
+
 @pytest.mark.filterwarnings(
     "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"
 )  # torch's own
@@ -593,7 +633,7 @@ def test_tensors_without_memory_are_refused_too() -> None:
     for name in ("gemm", "add", "mul"):
         with pytest.raises(ip.DTypeError, match=f"{name}: dtypes differ: a is F32, b is F16"):
             getattr(OPS, name)(a, b)
-    with pytest.raises(ip.DTypeError, match=r"add_rms_norm: dtypes differ: .* weight is F16"):
+    with pytest.raises(ip.DTypeError, match=r"add_rms_norm: weight is F16, but with F32"):
         OPS.add_rms_norm(a, a, b[0])
     with pytest.raises(ip.DTypeError, match=r"gemm: dtypes differ: c is F16, a is F32"):
         OPS.gemm(a, a, 1.0, 1.0, b)

@@ -144,13 +144,20 @@ def install_torch() -> None:
     torch.strided = "strided"
     torch.float32 = "torch.float32"
     torch.is_grad_enabled = lambda: True
-    torch.autograd = types.SimpleNamespace(graph=types.SimpleNamespace(increment_version=_count_write))
+    torch.autograd = types.SimpleNamespace(
+        graph=types.SimpleNamespace(increment_version=_count_write),
+        forward_ad=types.SimpleNamespace(_current_level=-1),
+    )
     torch.empty = _torch_empty
     torch.cuda = types.SimpleNamespace(
         current_stream=lambda index: types.SimpleNamespace(cuda_stream=TORCH.current(index).handle)
     )
     torch._C = types.SimpleNamespace(
         _cuda_getCurrentRawStream=lambda index: TORCH.current(index).handle,
+        _get_tracing_state=lambda: None,
+        _is_fwd_grad_enabled=lambda: True,
+        _get_dispatch_mode=lambda key: None,
+        _TorchDispatchModeKey=types.SimpleNamespace(PROXY=0),
     )
     sys.modules["torch"] = torch
 

@@ -254,11 +254,49 @@ def test_torch(name: str) -> None:
     assert ip.add(torch.ones(2), torch.ones(2)).tolist() == [2, 2]
 
 
+@pytest.mark.parametrize("way", ["make_fx", "jit"])
+def test_torch_traced(way: str) -> None:
+    """The traced program would have results that nothing computes."""
+    torch = pytest.importorskip("torch")
+    refusals = []
+
+    def function(x: Any) -> Any:
+        for call in (lambda: ip.add(x, x), lambda: ip.mul_(x, x, x)):
+            with pytest.raises(ip.OperandError, match=r"that is traced.* infiniop_py\.torch") as raised:
+                call()
+            refusals.append(raised.value)
+        return x + 1
+
+    x = torch.ones(SHAPE)
+    if way == "make_fx":
+        traced = pytest.importorskip("torch.fx.experimental.proxy_tensor").make_fx(function)(x)
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is deprecated
+            traced = torch.jit.trace(function, (x,), check_trace=False)
+    assert len(refusals) == 2 and torch.equal(traced(5 * x), 5 * x + 1)
+    assert ip.add(x, x).tolist() == [[2, 2], [2, 2]]
+
+
+def test_torch_tangents() -> None:
+    torch = pytest.importorskip("torch")
+    forward = torch.autograd.forward_ad
+    with forward.dual_level():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own
+            dual = forward.make_dual(torch.ones(SHAPE), torch.ones(SHAPE))
+        refused(dual, ip.ParamError, r"with a tangent.* infiniop_py\.torch")
+        assert ip.add(torch.ones(2), torch.ones(2)).tolist() == [2, 2]
+
+
 def test_torch_resolved() -> None:
     torch = pytest.importorskip("torch")
     z = torch.tensor([1 + 2j, 3 - 4j]).conj()
     assert ip.rearrange(z.resolve_conj()).tolist() == [1 - 2j, 3 + 4j]
     assert ip.rearrange(z.imag.resolve_neg()).tolist() == [-2, 4]
+    with pytest.raises(ip.ParamError, match=r"^from_dlpack: source is a torch tensor.* x\.resolve_neg\(\)"):
+        ip.from_dlpack(z.imag)
+    assert ip.from_dlpack(z.imag.resolve_neg()).tolist() == [-2, 4]
     parameter = torch.nn.Parameter(torch.ones(2), requires_grad=False)
     assert type(ip.add(parameter, parameter)) is torch.Tensor
 
