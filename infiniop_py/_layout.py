@@ -73,6 +73,15 @@ def is_row_major(layout: Layout) -> bool:
     return True
 
 
+def same_elements(x: Layout, y: Layout) -> bool:
+    """Are the elements of both at the same places, if the first ones are? Strides that take no step do not
+    matter.
+    """
+    if x[:2] != y[:2]:
+        return False
+    return 0 in x[1] or all(size == 1 or a == b for size, a, b in zip(x[1], x[2], y[2]))
+
+
 def extent(layout: Layout) -> tuple[int, int]:
     """First byte and end of the bytes used, relative to the element with index (0, ..., 0)."""
     dtype, shape, strides = layout

@@ -30,7 +30,7 @@ def _configure() -> None:
         text = _environment.variable(name).strip()
         if not text:
             continue
-        level = int(text) if text.isdigit() else logging.getLevelName(text.upper())
+        level = int(text) if text.isdecimal() else logging.getLevelName(text.upper())
         handler = _LastResort()
         handler.setFormatter(logging.Formatter("%(name)s %(levelname)s: %(message)s"))
         logger.addHandler(handler)

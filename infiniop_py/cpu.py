@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import ContextDecorator
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from typing import Any, TypeVar
 
 from ._native import check, ffi, lib
 from .errors import OperandError, ParamError, shown
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = ["cpu_isa", "get_num_threads", "num_threads", "set_num_threads"]
 
@@ -116,7 +121,8 @@ class num_threads(ContextDecorator):
     """Limit the CPU calls of this thread, and of no other, to `n` threads inside a ``with`` block, or while
     a function that it decorates runs.
 
-    The innermost limit holds. One object may be entered again, and by several threads.
+    The innermost limit holds. One object may be entered again, and by several threads. Generators and
+    coroutines run when their callers please, and are no functions to decorate: OperandError.
 
     >>> with num_threads(1):
     ...     get_num_threads()
@@ -130,6 +136,15 @@ class num_threads(ContextDecorator):
 
     def __init__(self, n: int) -> None:
         self._n = _checked("num_threads", n, 1)
+
+    def __call__(self, function: F) -> F:
+        for kind in (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction):
+            if kind(function):
+                raise OperandError(
+                    f"num_threads({self._n}): decorates {shown(function)}, which returns before it runs; use "
+                    "a with block inside of it"
+                )
+        return super().__call__(function)
 
     def __enter__(self) -> None:
         push_limit(self, self._n)

@@ -169,6 +169,8 @@ def as_dtype(dtype: Any, op: str = "") -> DType:
         if dtype == "bfloat16":
             return DType.BF16
     try:
+        if dtype is None:
+            raise TypeError  # NumPy takes it for float64
         parsed = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError):
         raise DTypeError(

@@ -472,8 +472,13 @@ class Graph:
             raise ParamError(f"Graph.profile: n is {shown(n)}, needs at least 1")
         if trace is not None:
             trace = as_path("Graph.profile", trace, "trace")
-            open(trace, "a").close()  # what cannot be written is refused before anything runs
-        program, runs = self._alone("Graph.profile", lambda: self._measured(n))
+
+        def measured() -> tuple[_Program, Runs]:
+            if trace is not None:
+                open(trace, "a").close()  # what cannot be written is refused before anything runs
+            return self._measured(n)
+
+        program, runs = self._alone("Graph.profile", measured)
         if trace is not None:
             write_trace(trace, program.calls, program.numbers, runs)
         return Profile.of(program.calls, program.numbers, len(program.steps), runs)
@@ -494,7 +499,7 @@ class Graph:
 
     # ---- other memory ------------------------------------------------------------------------------------
 
-    def name(self, **operands: Any) -> None:
+    def name(self, /, **operands: Any) -> None:
         """Give arrays of the graph names, by which :meth:`bind` and :meth:`save` know them.
 
         >>> import numpy as np

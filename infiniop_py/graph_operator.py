@@ -342,7 +342,7 @@ class GraphOperator(ABC):
         self.submit()
         return self.operands[0] if self.n_outputs == 1 else self.operands[: self.n_outputs]
 
-    def run(self, **operands: Any) -> None:
+    def run(self, /, **operands: Any) -> None:
         """Compute the outputs from the current contents of the inputs, at once, also while recording.
 
         Operands that are given, by the names of :attr:`operand_names`, stand in for those of the plan in

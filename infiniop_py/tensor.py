@@ -313,7 +313,7 @@ class Tensor:
         The tensor of a read-only array is read-only. DTypeError for types this library does not know,
         StrideError for strides that are no multiple of the item size, ParamError for unaligned memory.
         """
-        if not isinstance(array, np.ndarray):
+        if not is_array_type(type(array)):
             raise errors.OperandError(f"from_numpy: array is a {type(array).__name__}, needs a NumPy array")
         return of_array("from_numpy", "array", array)
 
@@ -898,6 +898,11 @@ def tensor_of(source: Any) -> Tensor:
     """A tensor on the memory of an object with ``__dlpack__``, ready for this thread's stream. Messages begin
     with a verb.
     """
+    package, is_array = package_of(type(source)), isinstance(source, np.ndarray)
+    if is_array and not is_array_type(type(source)):
+        raise errors.OperandError(f"is a {type(source).__name__}, whose memory does not say everything")
+    if package == "torch" and source.is_neg():  # its capsule does not say so
+        raise errors.ParamError("is a torch tensor whose negation is still to be done; use x.resolve_neg()")
     device = _dlpack.device_of(*_dlpack.asked(source, "__dlpack_device__", _device_numbers, source))
     stream = None if device is CPU else get_stream(device).handle or LEGACY
     capsule = _dlpack.asked(source, "__dlpack__", _dlpack.capsule_of, source, device, stream)
@@ -918,9 +923,15 @@ def tensor_of(source: Any) -> Tensor:
         raise errors.ParamError(
             f"with shape {found.shape} at {found.address:#x} is not aligned to its element type {found.dtype}"
         )
-    storage = _Storage(found.device, found.address + low, high - low, capsule)
-    writable = found.writable and package_of(type(source)) not in _IMMUTABLE
+    owner = (capsule, pinned(source)) if is_array else capsule
+    storage = _Storage(found.device, found.address + low, high - low, owner)
+    writable = found.writable and package not in _IMMUTABLE
     return Tensor._make(storage, layout, found.address, writable)
+
+
+def is_array_type(kind: type) -> bool:
+    """Is `kind` an array type whose memory says everything? A masked array's does not."""
+    return issubclass(kind, np.ndarray) and not any(base.__name__ == "MaskedArray" for base in kind.__mro__)
 
 
 def pinned(array: np.ndarray[Any, Any]) -> object:

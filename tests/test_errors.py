@@ -528,6 +528,28 @@ ROWS = [
         "OpDispatcher: cannot be pickled",
     ),
     Row("capacity-huge", lambda: ip.LRUCache(-(10**5000)), ip.ParamError, "capacity is an int of 16610 bits"),
+    # arrays whose memory does not say everything, and types that are none
+    Row(
+        "masked-from_numpy",
+        lambda: ip.from_numpy(np.ma.masked_array([1.0, 2.0], [0, 1])),
+        ip.OperandError,
+        "from_numpy: array is a MaskedArray",
+    ),
+    Row(
+        "masked-from_dlpack",
+        lambda: ip.from_dlpack(np.ma.masked_array([1.0, 2.0], [0, 1])),
+        ip.OperandError,
+        "from_dlpack: source is a MaskedArray, whose memory does not say everything",
+    ),
+    Row("dtype-None", lambda: ip.zeros(2, None), ip.DTypeError, "dtype is None; needs one of"),
+    # names that are not ours to give a meaning
+    Row(
+        "run-self",
+        lambda: ip.Add(f4(1), f4(1), f4(1)).run(self=f4(1)),
+        ip.OperandError,
+        "there is no operand 'self'",
+    ),
+    Row("name-self", lambda: ip.Graph().name(self=f4(1)), ip.GraphError, "Graph.name: the graph is new"),
     # threads
     Row(
         "threads-0",

@@ -228,6 +228,9 @@ def test_refusals(tmp_path: Path) -> None:
         g.profile(1, trace=tmp_path / "missing" / "trace.json")
     with ip.Graph(), pytest.raises(ip.GraphError, match="not while a graph is being recorded"):
         g.profile()
+    with pytest.raises(ip.GraphError, match="the graph is new"):
+        ip.Graph().profile(trace=tmp_path / "trace.json")
+    assert not list(tmp_path.iterdir())
     assert not total.any()
 
 

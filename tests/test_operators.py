@@ -283,6 +283,14 @@ def test_out_may_be_the_addend_under_another_name(order: Any) -> None:
     np.testing.assert_array_equal(c, wanted)
 
 
+def test_out_may_be_the_addend_with_another_step_that_is_not_taken() -> None:
+    a, b, c = integers(1, 2), integers(2, 4, seed=1), integers(1, 4, seed=2)
+    wanted = a @ b + 2 * c
+    out = np.lib.stride_tricks.as_strided(c, c.shape, (400, 4))
+    assert out.strides != c.strides and ip.gemm(a, b, 1.0, 2.0, c=c, out=out) is out
+    np.testing.assert_array_equal(c, wanted)
+
+
 def test_an_addend_interleaved_with_the_output_is_no_overlap() -> None:
     memory, a = integers(3, 6), integers(3, 3, seed=1)
     wanted = a @ a + memory[:, ::2]

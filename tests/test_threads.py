@@ -7,7 +7,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import children
 import numpy as np
@@ -196,6 +196,21 @@ def test_a_function_can_be_limited(num_threads: Callable[[int], None]) -> None:
         return limited(depth - 1) if depth else ip.get_num_threads()
 
     assert (limited(), limited(3), ip.get_num_threads()) == (2, 2, 5)
+
+
+def test_what_runs_later_cannot_be_limited() -> None:
+    def generator() -> Iterator[int]:
+        yield ip.get_num_threads()
+
+    async def coroutine() -> int:
+        return ip.get_num_threads()
+
+    async def both() -> AsyncIterator[int]:
+        yield ip.get_num_threads()
+
+    for function in (generator, coroutine, both):
+        with pytest.raises(ip.OperandError, match=r"num_threads\(1\): decorates .* returns before it runs"):
+            ip.num_threads(1)(function)
 
 
 def test_a_limit_that_is_refused_changes_nothing(num_threads: Callable[[int], None]) -> None:

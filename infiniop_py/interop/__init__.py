@@ -21,7 +21,7 @@ from .._native import address, owning_pointer
 from ..device import CPU, Device, Stream, get_stream, stream_at, thread
 from ..dtypes import DType, from_numpy_dtype
 from ..errors import DeviceError, InfiniopError, OperandError, ParamError
-from ..tensor import Tensor, View, _Storage, allocate_as, borrowed, of_array, pinned
+from ..tensor import Tensor, View, _Storage, allocate_as, borrowed, is_array_type, of_array, pinned
 from ..tensor import allocate as allocate_tensor
 from . import _exchange, _numpy, _torch
 from ._adapter import Adapter
@@ -69,7 +69,7 @@ def _claimed(op: str, name: str, kind: type) -> Adapter | None:
     """The adapter of a type that is seen for the first time. Order: the cheapest way, then the most exact."""
     if issubclass(kind, Tensor):
         return TENSOR
-    if _numpy.is_array_type(kind):
+    if is_array_type(kind):
         return NUMPY
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(kind, getattr(torch, "Tensor", ())):

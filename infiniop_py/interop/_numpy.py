@@ -70,8 +70,3 @@ def fresh(layout: Layout) -> tuple[np.ndarray[Any, Any], Any]:
     dtype, shape, _ = layout
     array: np.ndarray[Any, Any] = np.empty(shape, dtype.numpy)
     return array, from_buffer(array)
-
-
-def is_array_type(kind: type) -> bool:
-    """Is `kind` an array type whose memory says everything? A masked array's does not."""
-    return issubclass(kind, np.ndarray) and not any(base.__name__ == "MaskedArray" for base in kind.__mro__)

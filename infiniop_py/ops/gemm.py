@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from .._layout import RESULT, Layout, Shape, count, need_one_dtype
+from .._layout import RESULT, Layout, Shape, count, need_one_dtype, same_elements
 from .._native_op import Problem, native_op
 from ..device import CPU
 from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph_operator import GraphOperator, planned, submit_together
 from ..interop import allocate, common_device, count_writes, need_writable, views, views3, write_counts
-from ..tensor import Tensor
+from ..tensor import Tensor, View
 from ._products import as_batches, missing_addend, most_batches, product_flops, product_shape
 from ._scalars import as_float
 from .gemm_add import GemmAdd
@@ -88,6 +88,10 @@ class Addend(Rearrange):
     operand_names = ("out", "c")
 
 
+def _are_one(x: View, y: View) -> bool:
+    return x == y or (x[0] is y[0] and x[2] == y[2] and same_elements(x[1], y[1]))
+
+
 def _need_shape(name: str, shape: Shape, wanted: Shape) -> None:
     if shape != wanted:
         raise ShapeError(
@@ -155,7 +159,7 @@ def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, *, c: Any = None
         view_out = views("gemm", ("out",), (out,))[0]
         need_writable("gemm", "out", out)
     product, names = (view_out, *input_views[:2]), (given, "a", "b")
-    if adds and addend[0] != view_out:
+    if adds and not _are_one(addend[0], view_out):
         call = Gemm.__new__(Gemm)
         call._plan((out, a, b), product, scalars=scalars, names=names)
         copy = Addend.__new__(Addend)

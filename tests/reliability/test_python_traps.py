@@ -285,6 +285,7 @@ VIEWS: dict[str, Callable[[Array], Any]] = {
     "a transpose": lambda x: x.reshape(10, -1).T,
     "a view of a buffer": lambda x: np.asarray(memoryview(x))[1:],
     "a Tensor": lambda x: ip.from_numpy(x)[2:],
+    "a Tensor by DLPack": lambda x: ip.from_dlpack(x)[2:],
 }
 
 
