@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -760,3 +761,9 @@ def test_a_peer_that_fails_at_a_program_says_why(monkeypatch: pytest.MonkeyPatch
     assert result.failures == {"torch": "RuntimeError: no compiler"}
     text = graphs.text([result], ["torch"])
     assert "failed" in text and "torch failed in 100 adds of 8, F32: RuntimeError: no compiler" in text
+
+
+def test_readme_has_what_the_tables_say() -> None:
+    root = Path(__file__).parents[1]
+    summary = runpy.run_path(str(root / ".ci" / "bench" / "summary.py"))
+    assert summary["table"]() in (root / "README.md").read_text(encoding="utf-8")
