@@ -764,6 +764,5 @@ def test_a_peer_that_fails_at_a_program_says_why(monkeypatch: pytest.MonkeyPatch
 
 
 def test_readme_has_what_the_tables_say() -> None:
-    root = Path(__file__).parents[1]
-    summary = runpy.run_path(str(root / ".ci" / "bench" / "summary.py"))
-    assert summary["table"]() in (root / "README.md").read_text(encoding="utf-8")
+    summary = runpy.run_path(str(ROOT / ".ci" / "bench" / "summary.py"))
+    assert summary["table"]() in (ROOT / "README.md").read_text(encoding="utf-8")

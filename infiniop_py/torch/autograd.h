@@ -76,8 +76,8 @@ struct GemmNode : Node<Gemm, 2> {
         if (task_should_compute_output(0)) d[0] = sum_to(gemm(d_result, b.mT()), of_a);
         if (task_should_compute_output(1))
             // Where b is one matrix, one product: what it sums over batches is rounded once.
-            d[1] = of_b.size() == 2 ? gemm(as_matrix(a).mT(), as_matrix(d_result))
-                                    : sum_to(gemm(a.mT(), d_result), of_b);
+            d[1] =
+                of_b.size() == 2 ? gemm(as_matrix(a).mT(), as_matrix(d_result)) : sum_to(gemm(a.mT(), d_result), of_b);
         if (task_should_compute_output(2)) d[2] = d_result * beta;
         return d;
     }
