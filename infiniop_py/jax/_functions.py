@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from math import prod
+from operator import index
 from typing import Any
 
 import jax
@@ -13,9 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import ops
-from .._layout import Layout, Shape, broadcast, interned, need_one_dtype, row_major
+from .._layout import RESULT, Layout, Shape, broadcast, interned, need_one_dtype, row_major
+from .._native_op import create
+from ..device import CPU
 from ..dtypes import as_dtype
-from ..errors import ParamError, ShapeError
+from ..errors import OperandError, ParamError, ShapeError, shown
 from ..graph_operator import GraphOperator
 from ..ops._products import missing_addend, product_shape
 from ..ops._scalars import as_float
@@ -39,9 +42,13 @@ def _call(
     scalars: tuple[float, float, float] = (1.0, 0.0, 0.0),
     addend: Array | None = None,
 ) -> list[Array]:
-    """Call XLA's target. Layouts are those of results and inputs, as the operator is to see them."""
+    """Call XLA's target. Layouts are those of results and inputs, as the operator is to see them. What it
+    refuses is refused here, where a program is traced.
+    """
     register()
-    problem = op.check(tuple(layouts), op.operand_names)
+    names = (RESULT,) * len(results) + op.operand_names[len(results) :]
+    problem = op.check(tuple(layouts), names)
+    create(op.native, op.name, names, CPU, problem, scalars[2:])
     numbers: list[int] = []
     for dtype, shape, strides in problem.layouts:
         numbers += (dtype.code, len(shape), *shape, *strides)
@@ -189,16 +196,16 @@ _gemm.defvjp(_gemm_forward, _gemm_backward)
 def gemm(a: Array, b: Array, alpha: float = 1.0, beta: float = 0.0, *, c: Array | None = None) -> Array:
     """Return ``alpha * a @ b + beta * c``; see :func:`infiniop_py.gemm`."""
     scalars = as_float("gemm", "alpha", alpha), as_float("gemm", "beta", beta)
-    if c is None and scalars[1] != 0:
-        raise missing_addend(beta)
-    if c is None or scalars[1] == 0:
-        return _gemm(scalars[0], 0.0, (False, False), *_alike(a, b))
+    if c is None:
+        if scalars[1] != 0:
+            raise missing_addend(beta)
+        return _gemm(*scalars, (False, False), *_alike(a, b))
     a, b, c = _alike(a, b, c)
     need_one_dtype("gemm", ("c", "a"), (_layout(c), _layout(a)))
     wanted = product_shape("gemm", a.shape, b.shape)
     if c.shape != wanted:
         raise ShapeError(f"gemm: c is {c.shape}, but the result is {wanted}; addends are not broadcast")
-    return _gemm(*scalars, (False, False), a, b, c)
+    return _gemm(*scalars, (False, False), a, b, *[c] * (scalars[1] != 0))
 
 
 # ---- add and mul -------------------------------------------------------------------------------------------
@@ -333,7 +340,11 @@ def rearrange(x: Array, axes: Sequence[int] | None = None) -> Array:
     """Return ``x.transpose(axes)``: reversed without `axes`; see :func:`infiniop_py.rearrange`."""
     x = jnp.asarray(x)
     wanted = tuple(range(x.ndim))
-    given = wanted[::-1] if axes is None else tuple(axes)
+    try:
+        given = wanted[::-1] if axes is None else tuple(map(index, axes))
+    except TypeError:
+        raise OperandError(f"rearrange: axes is {shown(axes)}, needs ints") from None
+    given = tuple(d + x.ndim if -x.ndim <= d < 0 else d for d in given)
     if tuple(sorted(given)) != wanted:
         raise ParamError(f"rearrange: axes is {given}, needs each of {wanted} once")
     return _rearrange(given, x)

@@ -242,16 +242,32 @@ def test_what_does_not_fit_is_refused_when_it_is_traced() -> None:
     a, b = randn(3, 4, dtype="float32"), randn(4, 5, dtype="float16")
     with pytest.raises(ip.ShapeError, match="gemm: inner dimensions differ"):
         jax.jit(ours.gemm)(a, a)
-    with pytest.raises(ip.DTypeError, match="gemm: dtypes differ: c is F32, a is F32, b is F16"):
+    with pytest.raises(ip.DTypeError, match="gemm: dtypes differ: a is F32, b is F16"):
         ours.gemm(a, b)
     with pytest.raises(ip.ParamError, match=r"beta is 2\.0, but there is no c"):
         ours.gemm(a, a.T, beta=2.0)
     with pytest.raises(ip.ShapeError, match=r"gemm: c is \(3,\), but the result is \(3, 3\)"):
         ours.gemm(a, a.T, 1.0, 1.0, c=a[:, 0])
+    with pytest.raises(ip.ShapeError, match=r"gemm: c is \(3,\), but the result is \(3, 3\)"):
+        ours.gemm(a, a.T, 1.0, 0.0, c=a[:, 0])  # which is not read, but would not fit
     with pytest.raises(ip.ShapeError, match="add_rms_norm: shapes do not fit"):
         ours.add_rms_norm(a, a, a[0, :2])
+    with pytest.raises(ip.ShapeError, match=r"add: shapes do not broadcast: a is \(3, 4\), b is \(3, 3\)"):
+        ours.add(a, a[:, :3])
+    integers, flags = jnp.ones((2, 2), jnp.int32), jnp.ones(2, bool)
+    for call, operand in ((ours.gemm, integers), (ours.add, flags)):
+        with pytest.raises(ip.DTypeError, match=r"I32|BOOL"):
+            jax.eval_shape(call, operand, operand)
     with pytest.raises(ip.ParamError, match=r"rearrange: axes is \(0, 0\), needs each of \(0, 1\) once"):
         ours.rearrange(a, (0, 0))
+    for axes in (1, (1.0, 0.0)):
+        with pytest.raises(ip.OperandError, match=r"rearrange: axes is .*, needs ints"):
+            ours.rearrange(a, axes)
+
+
+def test_axes_may_count_from_the_end() -> None:
+    x = randn(2, 3, 4, dtype="float32")
+    assert (ours.rearrange(x, (-1, 0, -2)) == jnp.transpose(x, (-1, 0, -2))).all()
 
 
 def test_without_jax() -> None:
