@@ -156,7 +156,7 @@ def from_numpy_dtype(dtype: np.dtype[Any], what: str = "dtype") -> DType:
 
 def as_dtype(dtype: Any, op: str = "") -> DType:
     """Return the DType for a DType, one of its names ("F32", "BF16"), "bfloat16", or anything
-    ``numpy.dtype`` takes.
+    ``numpy.dtype`` takes but None, which is float64 there and F32, the default, here.
 
     >>> as_dtype("F16"), as_dtype("float16"), as_dtype(float)
     (DType.F16, DType.F16, DType.F64)
