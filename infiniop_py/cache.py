@@ -114,11 +114,11 @@ class LRUCache(Generic[T]):
                     self.name,
                     self._capacity,
                 )
-            self.evictions += 1
             try:
                 entries.pop(next(iter(entries)), None)
             except (RuntimeError, StopIteration):
                 continue  # a signal's handler has used the cache since the look
+            self.evictions += 1
         if not entries:
             self.newest = None
 

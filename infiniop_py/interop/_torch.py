@@ -51,9 +51,6 @@ def adapter(torch: Any) -> Adapter:
         dtype = from_torch_dtype(torch, own)
         return interned(dtype, shape, tuple(stride * dtype.itemsize for stride in strides))
 
-    def tangent_of(tensor: Any) -> object:
-        return forward_ad.unpack_dual(tensor).tangent
-
     @cache
     def device_of(own: Any) -> Device:
         if own.type == "cuda":
