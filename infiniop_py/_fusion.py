@@ -3,7 +3,7 @@
 Five rules, applied in this order:
 
 * *copy*: a row-major copy that only other calls read is left out; they read what was copied, through the
-  strides it has there.
+  strides it has there. "exact" keeps the copy where a product would sum up in another order then.
 * *store*: a product that only a copy reads is stored where the copy would put it, if its rows stay rows.
 * *epilogue*: a product that only an elementwise operator reads becomes one call with it, which rounds the
   product to the element type before it goes on, as two calls do.
@@ -33,6 +33,7 @@ MODES = ("exact", "fast", "none")
 
 #: Calls further apart are not brought together: looking at all between each two would take too long.
 WINDOW = 256
+_LONG_K = 512  # see _sums_along_k
 _WIDE = 4  # bytes
 _ZERO = 2.0**-150  # the largest number that is 0 when it is rounded to F32
 
@@ -174,6 +175,8 @@ class Fusion:
                 found[n] = (seen[0], source_at + seen[1])
             changed = _or_none(lambda node=node, found=found: node.with_operands(found))  # type: ignore[misc]
             if changed is None or changed.runs > node.runs:
+                return False
+            if not self._is_fast and _sums_along_k(changed) != _sums_along_k(node):
                 return False
             new[j] = changed
         return self._replace("copy", i, new)
@@ -329,6 +332,16 @@ def _reads_well(node: Node, layout: Layout) -> bool:
     fast in F32, 0.7 to 0.9 times in F16.
     """
     return bool(node.op.is_copy or node.op.epilogues or _has_unit_rows(layout) or layout[0].itemsize >= _WIDE)
+
+
+def _sums_along_k(node: Node) -> bool:
+    """May this be a product in the order of sums that ``infiniop.h`` has, at gemm, where rows of A and
+    columns of B are both contiguous?
+    """
+    if node.op.is_copy or node.name not in ("gemm", "gemm_add", "gemm_mul"):
+        return False
+    (dtype, shape, of_a), (_, _, of_b) = node.layouts[1:3]
+    return shape[-1] >= _LONG_K and of_a[-1] == of_b[-2] == dtype.itemsize
 
 
 def _is_empty(product: Node) -> bool:

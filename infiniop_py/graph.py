@@ -172,7 +172,8 @@ class Graph:
     they share one arena, in which the memory of what is not needed any more is used again; see
     :meth:`memory_report`. A torch tensor is always kept. Calls are rewritten where that leaves all other
     results as they are, bit for bit (a NaN stays a NaN, but may be another one, as to its sign); see
-    :meth:`explain`. ``fuse="fast"`` also rewrites where one rounding less happens, ``fuse="none"`` nowhere.
+    :meth:`explain`. ``fuse="fast"`` also rewrites where one rounding less happens, or a product sums up in
+    another order, ``fuse="none"`` nowhere.
 
     One thread at a time runs a graph; a second is refused with GraphError.
 

@@ -103,6 +103,8 @@ class Arrays:
         self.square = f4(8, 8, seed=6).astype(dtype)
         self.out = np.zeros((6, 4), dtype)
         self.heads = f4(2, 6, 8, seed=7).astype(dtype)
+        self.long = f4(3, 600, seed=8).astype(dtype)
+        self.columns = f4(5, 600, seed=9).astype(dtype)
 
     def all(self) -> list[Array]:
         return list(vars(self).values())
@@ -113,6 +115,15 @@ Program = Callable[[Arrays], Any]
 
 def copy_then_product(x: Arrays) -> Any:
     return ip.gemm(ip.rearrange(x.a.T).T, x.b)
+
+
+def copies_then_long_product(x: Arrays) -> Any:
+    rows = ip.rearrange(x.columns.T)  # of which the columns would be summed in another order
+    return (
+        ip.gemm(x.long, rows),
+        ip.gemm(ip.rearrange(x.long[::-1]), rows),
+        ip.gemm(x.long[:, :511], rows[:511]),
+    )
 
 
 def copy_then_sum(x: Arrays) -> Any:
@@ -270,6 +281,7 @@ def dead(x: Arrays) -> Any:
 #: (program, rules that must be applied to F32, rules to F16; None: the same)
 ROWS: list[tuple[Program, list[str], list[str] | None]] = [
     (copy_then_product, ["copy"], None),
+    (copies_then_long_product, ["copy"], None),
     (copy_then_sum, ["copy"], []),
     (copy_of_copy, ["copy", "copy"], ["copy"]),
     (rows_then_sum, ["copy"], None),
@@ -385,18 +397,33 @@ def test_a_rewrite_says_what_it_saves() -> None:
     assert [(one.nodes, one.flops) for one in graph._program.rewrites] == [((1,), 2 * 6 * 8 * 4), ((0,), 48)]
 
 
+def test_fast_sums_in_another_order() -> None:
+    arrays, plain = Arrays("f4"), Arrays("f4")
+    graph, got = recorded(copies_then_long_product, arrays, "fast")
+    exact, wanted = recorded(copies_then_long_product, plain, "none")
+    assert [one.rule for one in graph._program.rewrites] == ["copy", "copy"]
+    graph.run()
+    exact.run()
+    for one, other, a in zip(got, wanted, (plain.long, plain.long[::-1], plain.long[:, :511])):
+        k = a.shape[1]
+        bound = 2 * k * 2.0**-24 * (np.abs(a).astype("f8") @ np.abs(plain.columns[:, :k].T).astype("f8"))
+        assert np.all(np.abs(one.astype("f8") - other) <= bound)
+
+
 def test_results_of_a_product_do_not_depend_on_how_operands_lie() -> None:
-    """What makes reading through a copy exact."""
+    """What makes reading through a copy exact, but for long sums along rows of A and columns of B."""
     rng = random.Random(0)
     for seed in range(60):
         m, k, n = (rng.choice([1, 2, 5, 16, 17, 33, 64, 100, 257, 600]) for _ in range(3))
         dtype = rng.choice(["f2", "f4", "f8"])
         a, b = f4(m, k, seed=seed).astype(dtype), f4(k, n, seed=seed + 1).astype(dtype)
-        wanted = ip.gemm(a, b)
+        rows, columns = np.ascontiguousarray(a), np.asfortranarray(b)
+        wanted = {False: ip.gemm(np.asfortranarray(np.repeat(a, 2, 0))[::2], b), True: ip.gemm(rows, columns)}
         spread = np.zeros((2 * k, n + 3), dtype)[::2, 1 : 1 + n]
         spread[...] = b
         for left in (np.asfortranarray(a), a[::-1].copy()[::-1]):
             for right in (np.asfortranarray(b), spread):
                 out = np.zeros((n, m), dtype).T
                 ip.gemm_(out, left, right)
-                assert out.tobytes() == wanted.tobytes()
+                along_k = k >= 512 and left.strides[1] == right.strides[0] == a.itemsize
+                assert out.tobytes() == wanted[along_k].tobytes()

@@ -178,7 +178,8 @@ INFINI_API infiniStatus_t infiniopRun3(const struct InfiniopDescriptor *desc, vo
  *  C's batch is the largest; A's or B's batch of 1 (or rank 2) is used for every item. M, N, K and batch may be 0:
  *  K == 0 gives beta * C. F16, BF16, F32 or F64, the same for all three. Any strides, transposed operands included.
  *  Products are accumulated in F32 (F64 for F64), alpha and beta are applied in that type, and the result is rounded once,
- *  to nearest even. The order of a sum depends on K alone on the CPU; on other devices it may depend on the shapes, the
+ *  to nearest even. On the CPU the order of a sum depends on K, and if that is 512 or more on whether rows of A and columns
+ *  of B are both contiguous, but not on M, N, the batch or the threads; on other devices it may depend on the shapes, the
  *  strides and the alignment of the operands as well, and is the same for the same ones. */
 typedef struct InfiniopDescriptor *infiniopGemmDescriptor_t;
 

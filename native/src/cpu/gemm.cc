@@ -10,10 +10,11 @@
  *  blocked   A and B are packed block by block: all else (gemm_blocked.cc).
  *
  *  Whatever the way, an element of C is the sum over k in ascending order (of units of k, see GemmKernel), one partial sum for
- *  each kGemmBlockUnits of them: the order depends on K alone, so a row of C has the same bits whatever M, N, the batch or the
- *  number of threads are. Products in tiles (gemm_amx.inl) add on to one sum for all of K, in an order of their own, which is
- *  that of their other kernels as well. An epilogue is applied by each task to its part of C as soon as all of K is in it, and
- *  while it is in the cache. */
+ *  each kGemmBlockUnits of them; where an instruction set has such kernels, that of a long k along which rows of A and columns of B
+ *  are contiguous has an order of its own (gemm_dots.inl). So the order depends on K and on that alone: a row of C has the same
+ *  bits whatever M, N, the batch or the number of threads are. Products in tiles (gemm_amx.inl) add on to one sum for all of K,
+ *  in an order of their own, which is that of their other kernels as well. An epilogue is applied by each task to its part of C as
+ *  soon as all of K is in it, and while it is in the cache. */
 #include <algorithm>
 
 #include "cpu/caches.h"
@@ -58,7 +59,8 @@ struct GemmPlan final : CpuPlan {
         bytes = way->workspace(threads_of_item);
         *workspace_size = bytes == 0 ? 0 : static_cast<size_t>(slots * bytes + kLine);
         description = text(g.batch) + " x (" + text(g.m) + " x " + text(g.k) + ") @ (" + text(g.k) + " x " + text(g.n) +
-                      ")" + (g.exchanged ? " of C^T" : "") + ": " + way->describe() + ", " + text(threads) +
+                      ")" + (g.exchanged ? " of C^T" : "") + ": " + way->describe() +
+                      (g.dots ? ", k lane by lane" : "") + ", " + text(threads) +
                       (by_item ? " thread(s), an item each" : " thread(s)");
     }
 

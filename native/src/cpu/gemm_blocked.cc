@@ -15,6 +15,8 @@ constexpr int64_t kBlockM = 4096;  // C of one block: 16 MiB of sums, which wait
 constexpr int64_t kBlockN = 1024;  // packed B: 1 MiB a K block
 constexpr int64_t kTaskRows = 168; // of C in one task, at most: its packed rows of A stay in the second-level cache
 constexpr int64_t kParts = 3;      // of that cache; into one go a task's rows, and as many K blocks of them as fit
+/* Longer K blocks, of which one lane after the other is multiplied: B leaves more of the cache to A. */
+constexpr int64_t kBlockNOfDots = 512, kPartsOfDots = 2;
 constexpr int64_t kTaskCols = 256; // small enough that all threads end at about the same time
 /* Columns that only one thread packs and reads: so many at least, for each thread with its own packs all rows of A, and of these
  * so many, summed up over the threads, are less than what it saves. */
@@ -29,11 +31,11 @@ struct Blocked final : Way {
 
     Blocked(const Gemm &gemm, int threads) : Way(gemm) {
         block_p = std::min(panels_m, ceil_div(kBlockM, mr));
-        block_n = std::min(round_up(n, nr), round_up(kBlockN, nr));
-        const int64_t bytes_row = kernel.block_units * kernel.acc_size; // in a K block
-        const int64_t fit = second_level_cache() / kParts / bytes_row;  // rows
+        block_n = std::min(round_up(n, nr), round_up(dots ? kBlockNOfDots : kBlockN, nr));
+        const int64_t bytes_row = kernel.block_units * kernel.acc_size;                            // in a K block
+        const int64_t fit = second_level_cache() / kParts * (dots ? kPartsOfDots : 1) / bytes_row; // rows
         task_panels = std::max<int64_t>(std::min(fit, kTaskRows) / mr, 1);
-        const int64_t most = std::max<int64_t>(fit / kTaskRows, 1);
+        const int64_t most = dots ? 1 : std::max<int64_t>(fit / kTaskRows, 1);
         deep = ceil_div(k_blocks(), ceil_div(k_blocks(), most)) * block_k;
         const int64_t depth = units(std::min(k, deep));
         bytes_a = acc_bytes(std::min(block_p, task_panels) * mr * depth) + panels_together() * tile_bytes();
@@ -139,7 +141,7 @@ struct Blocked final : Way {
     }
 
     /** Of those, so many are multiplied with a K block of a panel of B before the next one is. */
-    int64_t panels_together() const { return kernel.in_tiles ? task_panels : 1; }
+    int64_t panels_together() const { return kernel.in_tiles || dots ? task_panels : 1; }
     Tasks tasks_of(const Block &block, int threads) const {
         const int64_t groups = groups_of(block, threads);
         const int64_t parts =
@@ -194,12 +196,13 @@ struct Blocked final : Way {
             const int64_t cols = std::min(nr, block.n - j * nr);
             for (int64_t first_p = p0, end; first_p < p1; first_p = end) {
                 end = std::min(first_p + panels_together(), p1);
-                for (int64_t unit = 0; unit < depth; unit += kernel.block_units)
+                for (int64_t i = 0, parts = this->parts(block.k); i < parts; ++i)
                     for (int64_t p = first_p; p < end; ++p) {
+                        const auto [unit, many] = part_of(block.k, i);
                         char *const tile = tiles + (p - first_p) * tile_bytes();
                         char *const waiting = sums + ((p - block.p0) * panels_n + j) * tile_bytes();
-                        const int64_t rows_p = height(p), many = std::min<int64_t>(depth - unit, kernel.block_units);
-                        const bool begins = unit == 0, ends = unit + many == depth;
+                        const int64_t rows_p = height(p);
+                        const bool begins = i == 0, ends = i + 1 == parts;
                         const char *const panel_a = packed + bytes_before(p, depth) - bytes_before(p0, depth);
                         const char *const panel = panels_b + j * panel_b(depth);
                         if (begins && last) fetch_c(r.c, row_of(p), block.n0 + j * nr, rows_p, cols);

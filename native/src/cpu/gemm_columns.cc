@@ -51,9 +51,10 @@ struct Columns final : WholeA {
     static bool applies(const Gemm &g) { return run_of(g) > 0 && g.k <= kFewRowsOfA / g.m; }
 
     Columns(const Gemm &gemm, int threads)
-        : WholeA(gemm, threads), packs_rows(pays_to_pack_rows(gemm)), ahead(!packs_rows && brings_k_blocks(gemm)) {
+        : WholeA(gemm, threads), packs_rows(pays_to_pack_rows(gemm)),
+          ahead(!packs_rows && !dots && brings_k_blocks(gemm)) {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
-        task_n = b.col == 1 ? run_of(gemm) : kColumnsPanels * nr;
+        task_n = b.col == 1 && !dots ? run_of(gemm) : (dots ? 1 : kColumnsPanels) * nr;
         task_n = round_up(std::min(task_n, ceil_div(n, threads == 1 ? 1 : threads * kEach)), nr);
         // Columns of the thread that has most of them; shorter runs are worth it only if these are clearly less.
         const auto most = [&](int64_t cols) {
@@ -68,7 +69,7 @@ struct Columns final : WholeA {
         bytes_b = panel_b(units(std::min(k, block_k))) * (packs_rows ? 1 : task_n / nr * (ahead ? 2 : 1));
         // They wait here for the next K block; those of the last one are stored at once.
         const int64_t panels_b = task_n / nr + (by_lines ? ceil_div(kLine / size, nr) : 0);
-        bytes_sums = tile_bytes() * (k_blocks() > 1 ? ceil_div(panels_m, tasks_m) * panels_b : 1);
+        bytes_sums = tile_bytes() * (k_blocks() > 1 || dots ? ceil_div(panels_m, tasks_m) * panels_b : 1);
     }
     int64_t bytes_of_thread() const { return bytes_b + bytes_sums; }
     int64_t workspace(int threads) const override { return packed.of_all(threads) + bytes_of_thread() * threads; }
@@ -191,19 +192,28 @@ struct Columns final : WholeA {
             least_b = std::min(least_b, now.least); // of all there is in the sums
             const GemmMultiply *const multiply = kernel.multiply[may_flush(least_a, least_b) ? kExact : kFast];
             char *tile = sums;
-            for (int64_t j = 0; j < t.n; j += nr)
-                for (int64_t p = t.p0; p < t.p1; ++p) {
-                    if (last) fetch_c(r, t, p, j);
-                    const int64_t asked_for = ahead ? runs(t.n, next.k) - fetch.left : 0;
-                    multiply[height(p)](depth, block_a(r, k0) + bytes_before(p, depth),
-                                        now.panels + j / nr * panel_b(depth), k0 > 0 ? tile : nullptr, tile,
-                                        ahead ? &fetch : nullptr);
-                    if (last)
-                        store(r, t, p, j, tile);
-                    else
-                        pack(t, next, asked_for);
-                    if (k_blocks() > 1) tile += tile_bytes();
+            for (int64_t j = 0; j < t.n; j += nr) {
+                const char *const panel = now.panels + j / nr * panel_b(depth);
+                char *const tiles = tile;
+                for (int64_t i = 0, parts = this->parts(now.k); i < parts; ++i) {
+                    const bool ends = last && i + 1 == parts;
+                    const auto [unit, many] = part_of(now.k, i);
+                    tile = tiles;
+                    for (int64_t p = t.p0; p < t.p1; ++p) {
+                        if (ends) fetch_c(r, t, p, j);
+                        const int64_t asked_for = ahead ? runs(t.n, next.k) - fetch.left : 0;
+                        multiply[height(p)](
+                            many, block_a(r, k0) + bytes_before(p, depth) + unit * height(p) * kernel.acc_size,
+                            panel + unit * nr * kernel.acc_size, k0 > 0 || i > 0 ? tile : nullptr, tile,
+                            ahead ? &fetch : nullptr);
+                        if (ends)
+                            store(r, t, p, j, tile);
+                        else
+                            pack(t, next, asked_for);
+                        if (k_blocks() > 1 || parts > 1) tile += tile_bytes();
+                    }
                 }
+            }
             if (!last) pack(t, next, runs(t.n, next.k));
             now = next;
         }

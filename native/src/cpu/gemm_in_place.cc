@@ -107,7 +107,7 @@ struct InPlace final : Way {
 
     static bool applies(const Gemm &g) {
         if (has_twins(g)) return true;
-        if (g.b.col != 1 || g.n == 1)
+        if (g.b.col != 1 || g.n == 1 || g.dots)
             return g.b.row == 1 && (g.m <= g.kernel.in_place_rows || packs_for_columns(g)) && a_fits(g);
         if (holds(g) || has_steps(g)) return a_fits(g);
         // Elements are converted at each use, by each group of rows: worth it where packing costs more.
@@ -179,7 +179,7 @@ struct InPlace final : Way {
     static bool a_fits(const Gemm &g) { return !g.converts() || g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1); }
 
     InPlace(const Gemm &gemm, int threads)
-        : Way(gemm), by_rows(b.col == 1 && n > 1), packs_a(gemm.converts()), twins(has_twins(gemm)) {
+        : Way(gemm), by_rows(b.col == 1 && n > 1 && !dots), packs_a(gemm.converts() && !dots), twins(has_twins(gemm)) {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         task_m = std::min(m, kInPlaceTaskRows);
         // Narrower columns are faster in short steps.

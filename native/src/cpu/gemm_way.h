@@ -68,11 +68,14 @@ struct Gemm {
     Epilogue epilogue;
     int64_t mr, nr;                // the register tile
     int64_t panels_m, low, taller; // panels of A; the rows of one; how many, the first ones, have a row more
+    bool dots;                     // are kernels those of KernelTable::gemm_dots?
     bool exchanged;                // a is the problem's B^T and b its A^T
 
     Gemm(const InfiniProblem &problem, const Epilogue &then) : d{}, epilogue(then) {
         const InfiniOperand &dc = problem.operands[0], &da = problem.operands[1], &db = problem.operands[2];
-        kernel = kernels().gemm[dc.dtype];
+        const GemmKernel &of_dots = kernels().gemm_dots[dc.dtype];
+        dots = of_dots.in_place_rows != 0 && da.shape[2] >= kDotsLeastK && da.stride[2] == 1 && db.stride[1] == 1;
+        kernel = dots ? of_dots : kernels().gemm[dc.dtype];
         size = c_size = kDtypes[dc.dtype].size;
         block_k = kernel.block_units * kernel.unit_k;
         const auto matrix = [&](const InfiniOperand &x) { return Matrix{x.stride[0], x.stride[1], x.stride[2]}; };
@@ -101,7 +104,7 @@ struct Gemm {
         const bool column_major = m > 1 && n > 1 && c.col != 1 && std::abs(c.row) < std::abs(c.col);
         const bool takes_a = reads_a() || ((kernel.has_small_l2 || converts()) && a.row == 1 && k <= kFewColumnsOfA);
         const bool in_rows =
-            c.col == 1 && takes_a && b_is_small() && (b.col == 1 || (converts() ? b.row == 1 : may_copy_b()));
+            !dots && c.col == 1 && takes_a && b_is_small() && (b.col == 1 || (converts() ? b.row == 1 : may_copy_b()));
         const bool empty = converts() ? 4 * n <= 3 * round_up(n, nr) : 16 * n <= 5 * nr;
         exchanged = (column_major && !stays_in_rows()) || (n <= kFewColumns && m > 4 * n && (!in_rows || empty));
         if (exchanged) {
@@ -156,7 +159,7 @@ struct Gemm {
     bool may_copy_b() const {
         constexpr int64_t kRows = 17;
         if (b.col == 1) return may_copy_rows();
-        return !converts() && (b.row != 1 || m >= kRows) && reads_a() && n > 1 && b_is_small();
+        return !dots && !converts() && (b.row != 1 || m >= kRows) && reads_a() && n > 1 && b_is_small();
     }
     /** The same for contiguous rows that push each other out of a small first-level cache. */
     bool may_copy_rows() const {
@@ -193,8 +196,8 @@ struct Gemm {
     }
     /** Has B rows that a product may pack on its way? */
     bool can_pack_rows() const { return b.col == 1 && n >= nr && kernel.multiply_pack[1] != nullptr; }
-    /** B lies in memory as runs: rows where those are contiguous (or nothing is), else columns. */
-    bool runs_are_rows() const { return b.col == 1 || b.row != 1; }
+    /** B lies in memory as runs: rows where those are contiguous (or nothing is), else columns; both may be, where it overlaps. */
+    bool runs_are_rows() const { return !dots && (b.col == 1 || b.row != 1); }
     int64_t runs(int64_t count, int64_t kc) const { return runs_are_rows() ? kc : count; }
     /** Runs from..to of kc rows and `count` columns of B. Runs that share units or a panel are packed together. */
     int pack_b(char *panels, const char *pb, int64_t count, int64_t kc, int64_t from, int64_t to) const {
@@ -267,7 +270,21 @@ struct Gemm {
         }
         return count;
     }
-    int64_t units(int64_t depth) const { return round_up(ceil_div(depth, kernel.unit_k), kernel.unit_group); }
+    /** Of a panel. */
+    int64_t units(int64_t depth) const {
+        if (dots) return kernel.lanes * dots_step(depth, kernel.lanes);
+        return round_up(ceil_div(depth, kernel.unit_k), kernel.unit_group);
+    }
+    /** Units of a panel whose products are summed up on their own: a K block, or a lane's part of one. */
+    struct Part {
+        int64_t at, units;
+    };
+    int64_t parts(int64_t depth) const { return dots ? kernel.lanes : ceil_div(units(depth), kernel.block_units); }
+    Part part_of(int64_t depth, int64_t i) const {
+        if (dots) return {i * dots_step(depth, kernel.lanes), ceil_div(std::max<int64_t>(depth - i, 0), kernel.lanes)};
+        const int64_t at = i * kernel.block_units;
+        return {at, std::min<int64_t>(units(depth) - at, kernel.block_units)};
+    }
     double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
     int64_t k_blocks() const { return ceil_div(k, block_k); }
     /** Elements of k that are summed up on their own. */

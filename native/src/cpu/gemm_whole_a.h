@@ -8,10 +8,14 @@ struct WholeA : Way {
     PackedA packed;
 
     WholeA(const Gemm &gemm, int threads)
-        : Way(gemm), packed{acc_bytes(m * units(k)), packs_for_itself(m * k, threads)} {}
+        : Way(gemm),
+          packed{acc_bytes(m * (k / block_k * units(block_k) + units(k % block_k))), packs_for_itself(m * k, threads)} {
+    }
 
     /** [k block][panel][unit][row] */
-    char *block_a(const Run &r, int64_t k0) const { return r.workspace + k0 / kernel.unit_k * m * kernel.acc_size; }
+    char *block_a(const Run &r, int64_t k0) const {
+        return r.workspace + k0 / block_k * units(block_k) * m * kernel.acc_size;
+    }
 
     /** What threads pack together, before the first task; with the least exponent of it. */
     void pack_shared(const Run &r, Least &least) const {

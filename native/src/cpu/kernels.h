@@ -121,16 +121,21 @@ using GemmMultiplyAhead = void (*)(int64_t units, const void *a_panel, const voi
                                    GemmAhead &next);
 
 constexpr int64_t kGemmBlockUnits = 256; // of k, in a K block (see GemmKernel): it decides the order of sums
-constexpr int kGemmStepsTogether = 4;    // of the register kernel, after which it may fetch something
-constexpr int64_t kGemvColumns = 32;     // of B that a gemv multiplies at a time
-constexpr int kHeldRows = 6;             // most of A of which registers hold some elements while B is streamed,
-constexpr int kStepsRows = 32;           // and most for which B is streamed in steps,
-constexpr int kStepsGroup = 16;          // so many at once
-constexpr int kGemmMaxRows = 32;         // of any instruction set's tile,
-constexpr int kColumnsMaxRows = 32;      // and of its kernels that read columns of B where they lie
-constexpr int kTwinsRows = 16;           // and of those that do so by twin K blocks,
-constexpr int kTwinsExactRows = 4;       // where products must be exact, which is seldom,
-constexpr int kTwinsFewRows = 4;         // and of those that take two pairs of such at a time
+constexpr int64_t kDotsLeastK = 512; // of those of KernelTable::gemm_dots: of less, a lane's part would be too short
+constexpr int64_t kDotsBlock = 2048; // of k, in their K blocks: eight lanes have as much each as others in a K block
+/** Units from one lane's to the next one's, in a panel of such a K block: odd, for powers of 2 would meet in one set of the first-level
+ *  cache. */
+constexpr int64_t dots_step(int64_t kc, int64_t lanes) { return ((kc + lanes - 1) / lanes) | 1; }
+constexpr int kGemmStepsTogether = 4; // of the register kernel, after which it may fetch something
+constexpr int64_t kGemvColumns = 32;  // of B that a gemv multiplies at a time
+constexpr int kHeldRows = 6;          // most of A of which registers hold some elements while B is streamed,
+constexpr int kStepsRows = 32;        // and most for which B is streamed in steps,
+constexpr int kStepsGroup = 16;       // so many at once
+constexpr int kGemmMaxRows = 32;      // of any instruction set's tile,
+constexpr int kColumnsMaxRows = 32;   // and of its kernels that read columns of B where they lie
+constexpr int kTwinsRows = 16;        // and of those that do so by twin K blocks,
+constexpr int kTwinsExactRows = 4;    // where products must be exact, which is seldom,
+constexpr int kTwinsFewRows = 4;      // and of those that take two pairs of such at a time
 /** Units from one panel that is packed ahead to the next: a cache line more than there are, for powers of 2 would meet in
  *  one set of the first-level cache. */
 constexpr int64_t ahead_panel(int64_t nr, int64_t unit_size) { return nr * kGemmBlockUnits + 64 / unit_size; }
@@ -196,7 +201,8 @@ struct GemmKernel {
     bool packs_for_columns; // are these faster with packed A?
     bool has_small_l2;      // is 512 KiB all that may be expected of the second-level cache? Else 1 MiB
     int unit_group;         // panels hold a multiple of so many units of k, the last ones 0
-    int block_units;        // in a K block; at most kGemmBlockUnits
+    int block_units;        // in a K block; at most kGemmBlockUnits, or of gemm_dots kDotsBlock
+    int lanes;              // of gemm_dots: parts that a K block falls into; else 1
     /** Are products computed by instructions for whole tiles (gemm_amx.inl)? They take a fraction of the time; the sum of a K
      *  block is added on to, and not summed up for itself, so that its length decides nothing; and panels of A and of B are to
      *  be in the first-level cache, where tiles are loaded from, the sums of a task in the second. */
@@ -254,6 +260,10 @@ struct KernelTable {
     /** By exactness, products of BF16 whose units are the elements of A and B, pairs that lie in memory as such; C is of BF16. Of
      *  kernels only rows[kFast]; where there are none, in_place_rows is 0. */
     GemmKernel gemm_pairs[2];
+    /** Products of rows of A and columns of B that are contiguous in k, kDotsLeastK or more of it, in an order of their own
+     *  (gemm_dots.inl): packed panels are multiplied lane by lane, and so are `columns` of an A that is not packed. Other kernels
+     *  there are not; where an instruction set has none at all, in_place_rows is 0. */
+    GemmKernel gemm_dots[kDtypeCount];
     CeilingKernels ceilings;
     bool whole_lines; // are vectors as long as a cache line, and does this CPU compute them as a whole?
 };

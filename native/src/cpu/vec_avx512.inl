@@ -4,6 +4,7 @@ constexpr bool kSmallL2 = false;
 constexpr int kInPlaceMaxRows = 8;
 constexpr int kColumnsRows = 16;
 constexpr bool kLineKernels = true;   // see gemm_lines.inl
+constexpr bool kHasDots = false;      // see gemm_dots.inl
 constexpr bool kManyRegisters = true; // of vectors: 32
 constexpr bool kLeanSteps = false;
 constexpr int kHeldWeights = 16; // vectors of them that rows of add_rms_norm share

@@ -12,10 +12,13 @@ namespace {
 #include "cpu/copy.inl"
 #include "cpu/gemm.inl"
 
-constexpr GemmKernel kKernel = gemm_kernel<float>();
+constexpr GemmKernel kKernel = gemm_kernel<float>(), kDots = gemm_dots_kernel<float>();
 
 } // namespace
 
-void INFINI_ISA::add_gemm_f32(KernelTable &t) { t.gemm[INFINI_DTYPE_F32] = kKernel; }
+void INFINI_ISA::add_gemm_f32(KernelTable &t) {
+    t.gemm[INFINI_DTYPE_F32] = kKernel;
+    t.gemm_dots[INFINI_DTYPE_F32] = kDots;
+}
 
 } // namespace infini

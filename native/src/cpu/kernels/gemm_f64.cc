@@ -12,10 +12,13 @@ namespace {
 #include "cpu/copy.inl"
 #include "cpu/gemm.inl"
 
-constexpr GemmKernel kKernel = gemm_kernel<double>();
+constexpr GemmKernel kKernel = gemm_kernel<double>(), kDots = gemm_dots_kernel<double>();
 
 } // namespace
 
-void INFINI_ISA::add_gemm_f64(KernelTable &t) { t.gemm[INFINI_DTYPE_F64] = kKernel; }
+void INFINI_ISA::add_gemm_f64(KernelTable &t) {
+    t.gemm[INFINI_DTYPE_F64] = kKernel;
+    t.gemm_dots[INFINI_DTYPE_F64] = kDots;
+}
 
 } // namespace infini

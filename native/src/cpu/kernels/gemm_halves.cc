@@ -13,14 +13,20 @@ namespace {
 #include "cpu/gemm.inl"
 
 constexpr GemmKernel kOfF16 = gemm_kernel<f16>(), kOfBf16 = gemm_kernel<bf16>();
+constexpr GemmKernel kDotsOfF16 = gemm_dots_kernel<f16>(), kDotsOfBf16 = gemm_dots_kernel<bf16>();
+constexpr int kHalves[] = {INFINI_DTYPE_F16, INFINI_DTYPE_BF16};
 
 } // namespace
 
 void INFINI_ISA::add_gemm_halves(KernelTable &t) {
     t.gemm[INFINI_DTYPE_F16] = kOfF16;
     t.gemm[INFINI_DTYPE_BF16] = kOfBf16;
-    take_multiply(t.gemm[INFINI_DTYPE_F16], t.gemm[INFINI_DTYPE_F32]);
-    take_multiply(t.gemm[INFINI_DTYPE_BF16], t.gemm[INFINI_DTYPE_F32]);
+    t.gemm_dots[INFINI_DTYPE_F16] = kDotsOfF16;
+    t.gemm_dots[INFINI_DTYPE_BF16] = kDotsOfBf16;
+    for (const int half : kHalves) {
+        take_multiply(t.gemm[half], t.gemm[INFINI_DTYPE_F32]);
+        take_multiply(t.gemm_dots[half], t.gemm_dots[INFINI_DTYPE_F32]);
+    }
 }
 
 } // namespace infini
