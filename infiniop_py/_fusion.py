@@ -336,7 +336,7 @@ def _reads_well(node: Node, layout: Layout) -> bool:
 
 def _sums_along_k(node: Node) -> bool:
     """May this be a product in the order of sums that ``infiniop.h`` has, at gemm, where rows of A and
-    columns of B are both contiguous?
+    columns of B are both contiguous? Asked of layouts alone, so that a graph is the same on every device.
     """
     if node.op.is_copy or node.name not in ("gemm", "gemm_add", "gemm_mul"):
         return False

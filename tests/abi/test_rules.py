@@ -270,8 +270,8 @@ def test_run3_of_what_needs_a_workspace(abi: Abi) -> None:
     gemm = OPS["gemm"]
     big = {  # whose A is converted
         "c": Layout((8, 8), dtype="f16"),
-        "a": Layout((8, 600), dtype="f16"),
-        "b": Layout((600, 8), (1, 600), dtype="f16"),
+        "a": Layout((8, 300), dtype="f16"),
+        "b": Layout((300, 8), (1, 300), dtype="f16"),
     }
     desc = abi.created(gemm, big)
     memory = {name: Memory(at, 1.0) for name, at in big.items()}

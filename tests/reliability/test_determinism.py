@@ -175,7 +175,7 @@ def _laid(x: Array, layout: str) -> Array:
     return view
 
 
-@pytest.mark.parametrize(("m", "k"), [(1, 300), (7, 259), (34, 600), (70, 31), (264, 260)])
+@pytest.mark.parametrize(("m", "k"), [(1, 300), (7, 259), (5, 511), (34, 600), (70, 31), (264, 260)])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_every_layout(dtype: str, m: int, k: int, rng: np.random.Generator, record_property: Record) -> None:
     """How operands lie decides how a product is computed, but not its bits; save that a long sum may have an
@@ -261,8 +261,13 @@ _HEIGHTS = (1, 2, 3, 5, 8, 9, 32, 33, 64, 65, 97, 128, 129, 256, 257, 512, 600)
 
 
 # In the last, columns of B meet in a few sets of the first-level cache.
-@pytest.mark.parametrize("in_b", ["rows", "columns", "columns_apart"])
-@pytest.mark.parametrize("k", [1, 7, 256, 257, 600, 1100])
+@pytest.mark.parametrize(
+    ("k", "in_b"),
+    [
+        *itertools.product((1, 7, 256, 257, 600, 1100), ("rows", "columns", "columns_apart")),
+        (2051, "columns"),
+    ],
+)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_row_of_a_product_in_any_company(
     dtype: str,
@@ -302,6 +307,26 @@ def test_a_row_of_a_product_in_any_company(
             assert_same_bits(got, whole[rows], f"{rows.shape} rows, b {with_b.shape}, {count} threads")
             cases += 1
     record_property("cases", cases)
+
+
+@pytest.mark.parametrize("k", [256, 600])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_overlapping_rows_and_columns(
+    dtype: str, k: int, rng: np.random.Generator, num_threads: Threads, record_property: Record
+) -> None:
+    """Rows and columns of windows over one run of elements: each is contiguous in either direction. Of small
+    integers, so that any sum is exact."""
+    run = rng.integers(-2, 3, k + 700).astype(DTYPES[dtype])
+    a, columns = (np.lib.stride_tricks.sliding_window_view(run[begin:], k) for begin in (0, 13))
+    wide = run.astype(np.float64)
+    heights, widths = (1, 5, 33, 100, 300), (1, 7, 33, 70)
+    for m, n, count in itertools.product(heights, widths, (1, 2)):
+        num_threads(count)
+        got = infiniop_py.gemm(a[:m], columns[:n].T)
+        exact = [[wide[i : i + k] @ wide[13 + j : 13 + j + k] for j in range(n)] for i in (0, m - 1)]
+        needed = np.asarray(exact).astype(np.float32).astype(got.dtype)
+        assert_same_bits(np.ascontiguousarray(got[[0, m - 1]]), needed, f"{m} x {n}, {count} threads")
+    record_property("cases", 2 * len(heights) * len(widths))
 
 
 def _spoil_workspace() -> None:

@@ -1,8 +1,8 @@
-/* gemm by columns: so few rows of A that a K block of it stays in the second-level cache beside B's. A is packed as a whole, by each
- * thread for itself, or once if there is much of it; threads share the columns of C, and each packs the part of B that it needs: a
- * panel whose rows are contiguous while the first rows of A are multiplied with it, others at once, or where B comes from memory
- * while the K block before is multiplied. Between the threads there is nothing to wait for, and no line of B that one of them wrote
- * and another reads. */
+/* gemm by columns: so few rows of A that a K block of it stays in the second-level cache beside B's, or of dot products a lane's
+ * part. A is packed as a whole, by each thread for itself, or once if there is much of it; threads share the columns of C, and
+ * each packs the part of B that it needs: a panel whose rows are contiguous while the first rows of A are multiplied with it,
+ * others at once, or where B comes from memory while the K block before is multiplied. Between the threads there is nothing to
+ * wait for, and no line of B that one of them wrote and another reads. */
 #include "cpu/gemm_whole_a.h"
 #include "cpu/thread_pool.h"
 

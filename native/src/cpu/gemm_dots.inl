@@ -1,7 +1,7 @@
 /* Products of an A whose rows are contiguous in k and a B whose columns are: vectors along k are multiplied as they lie, and
- * nothing but sums has to be brought to another lane. The sum of a K block, which is longer than others, is that of one for each
- * lane, in the order of the lanes: a lane's sum is of every N-th element of k, in ascending order. In packed panels, for
- * more rows of A, a lane's elements lie one behind the other, and are what a K block is to other products. */
+ * nothing but sums has to be brought to another lane. A K block, which is longer than others, has a sum for each lane: of every N-th
+ * element of k, in ascending order. An element of C is the sum of these, one after the other, lane by lane and K block by K block.
+ * In packed panels, for more rows of A, a lane's elements lie one behind the other, and are what a K block is to other products. */
 
 /** One K block of a panel. What is written too much, of lanes that are less than a vector, is written again, in ascending k. */
 template <class T>

@@ -1,9 +1,9 @@
 /* gemm in place: B is multiplied where it lies, in tasks that need nothing of each other. F32 and F64 where the rows of B are
  * contiguous, those of A as well, or as reads_a() has it, and B stays in the second-level cache; every dtype where A has few
- * rows, or not many and K is short. A is not packed either, unless it must be converted, or has several rows that are multiplied
- * by columns of B with AVX-512. Where there is more of B than the cache holds, few rows of A are multiplied by short blocks of K,
- * and very few, or up to 32 with AVX-512, by long runs of some of B's rows. Columns of B are multiplied over all of K
- * (gemm_lines.inl, gemm_twins.inl, gemv.inl). */
+ * rows, or not many and K is short. A is not packed either, but where it must be converted and products are not those of
+ * gemm_dots.inl, or where it has several rows that are multiplied by columns of B with AVX-512. Where there is more of B than the
+ * cache holds, few rows of A are multiplied by short blocks of K, and very few, or up to 32 with AVX-512, by long runs of some of
+ * B's rows. Columns of B are multiplied over all of K (gemm_dots.inl, gemm_lines.inl, gemm_twins.inl, gemv.inl). */
 #include "cpu/gemm_way.h"
 #include "cpu/thread_pool.h"
 #include "cpu/tiles.h"
@@ -176,7 +176,14 @@ struct InPlace final : Way {
         return small_l2() && g.m >= kStepMany && (!g.converts() || g.b_is_in_memory());
     }
     /** May A be packed as a whole? K alone can be as long as 0 strides allow. */
-    static bool a_fits(const Gemm &g) { return !g.converts() || g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1); }
+    static bool a_fits(const Gemm &g) {
+        if (g.dots) return finds_a(g);
+        return !g.converts() || g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1);
+    }
+    /** Does a second group of rows pay? Each is read again for every few columns of B. */
+    static bool finds_a(const Gemm &g) {
+        return g.m <= g.kernel.columns_rows || g.k <= second_level_cache() / g.size / g.kernel.columns_rows;
+    }
 
     InPlace(const Gemm &gemm, int threads)
         : Way(gemm), by_rows(b.col == 1 && n > 1 && !dots), packs_a(gemm.converts() && !dots), twins(has_twins(gemm)) {
@@ -379,9 +386,9 @@ struct InPlace final : Way {
                            : streams ? "streamed by "
                                      : "in place by ") +
                (by_rows ? "rows" : "columns") + " of B" + (twins ? ", twin K blocks" : "") +
-               (shares_k ? ", K blocks shared" : "") + (step < block_k ? ", " + text(step) + " at a time" : "") +
-               (packs_a ? ", A packed" : "") + ", tasks " + text(task_m) + " x " + text(task_n) +
-               (packed.own ? ", A by each thread" : "");
+               (shares_k ? ", K blocks shared" : "") +
+               (step < std::min(k, block_k) ? ", " + text(step) + " at a time" : "") + (packs_a ? ", A packed" : "") +
+               ", tasks " + text(task_m) + " x " + text(task_n) + (packed.own ? ", A by each thread" : "");
     }
 
     /** Rows i0.., columns j0.. of C. */

@@ -164,8 +164,8 @@ struct Gemm {
     /** The same for contiguous rows that push each other out of a small first-level cache. */
     bool may_copy_rows() const {
         constexpr int64_t kRows = 48;
-        return kernel.has_small_l2 && !converts() && b.col == 1 && m >= kRows && n >= nr && reads_a() && b_is_small() &&
-               push_out(std::min(k, block_k), b.row * size);
+        return !dots && kernel.has_small_l2 && !converts() && b.col == 1 && m >= kRows && n >= nr && reads_a() &&
+               b_is_small() && push_out(std::min(k, block_k), b.row * size);
     }
     /** The same for a copy in pairs, where A has such. */
     bool may_copy_pairs(int threads) const {

@@ -149,7 +149,7 @@ constexpr int64_t kAheadNear = -1; // GemmInPlace::ahead_every: each line of a c
 /** A few rows of A times kc rows of a B that is read where it lies, in order of k. Strides in elements, those of A in units. */
 struct GemmInPlace {
     int64_t kc;
-    const void *a; // a[r * a_row + u * a_unit], already of the type sums are kept in
+    const void *a; // a[r * a_row + u * a_unit], already of the type sums are kept in, but of gemm_dots
     int64_t a_row, a_unit;
     const void *b; // see GemmKernel
     int64_t b_stride;
@@ -202,7 +202,7 @@ struct GemmKernel {
     bool has_small_l2;      // is 512 KiB all that may be expected of the second-level cache? Else 1 MiB
     int unit_group;         // panels hold a multiple of so many units of k, the last ones 0
     int block_units;        // in a K block; at most kGemmBlockUnits, or of gemm_dots kDotsBlock
-    int lanes;              // of gemm_dots: parts that a K block falls into; else 1
+    int lanes;              // of gemm_dots: parts that a K block falls into; of no use to others
     /** Are products computed by instructions for whole tiles (gemm_amx.inl)? They take a fraction of the time; the sum of a K
      *  block is added on to, and not summed up for itself, so that its length decides nothing; and panels of A and of B are to
      *  be in the first-level cache, where tiles are loaded from, the sums of a task in the second. */
