@@ -89,14 +89,14 @@ typedef struct InfiniCall {
 typedef struct InfiniOpTable {
     uint32_t struct_size;
     /** Plans a problem. Writes an opaque plan (not NULL) and the workspace it needs in bytes, 0 for rearrange, whose users have
-     *  no way to give one. The problem may not be kept. */
+     *  no way to give one; what it writes and then fails is not looked at. The problem may not be kept. */
     infiniStatus_t (*create)(const InfiniProblem *problem, void **plan, size_t *workspace_size);
     /** Runs a plan; from any thread, several at once. Never allocates; on devices only queues on call->stream. When that
      *  stream is being captured nothing runs, and what is recorded must be right at every launch while the plan lives; a plan
      *  that cannot promise this fails, and graphs run it without capture. */
     infiniStatus_t (*run)(const void *plan, const InfiniCall *call);
     void (*destroy)(void *plan); /* whichever device is current */
-    /** (opt) In a few words how a plan runs its problem, for logs. The text lives as long as the plan. */
+    /** (opt) In a few words how a plan runs its problem, for logs, or NULL. The text lives as long as the plan. */
     const char *(*describe)(const void *plan);
 } InfiniOpTable;
 
@@ -189,7 +189,8 @@ typedef struct InfiniBackendInfo {
 } InfiniBackendInfo;
 INFINI_API infiniStatus_t infinirtGetBackendInfo(infiniDevice_t device, InfiniBackendInfo *info);
 
-/** Writes the backend of a family; DEVICE_TYPE_NOT_SUPPORTED with the reason when the slot is empty. */
+/** Writes the backend of a family; DEVICE_TYPE_NOT_SUPPORTED with the reason when the slot is empty. That of the CPU has no
+ *  operators (`ops` is NULL): these are in libinfiniop.so itself. */
 INFINI_API infiniStatus_t infinirtGetBackend(infiniDevice_t device, const InfiniBackend **backend);
 
 /** The store behind infiniopGetLastErrorMessage(), here so that both libraries share it. `set` returns `status`. */

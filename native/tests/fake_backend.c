@@ -828,7 +828,11 @@ static infiniStatus_t create_cpu_handle(infiniopHandle_t *handle) {
 }
 
 static infiniStatus_t op_create(const InfiniProblem *problem, void **result, size_t *workspace_size) {
-    if (FAKE_CREATE != INFINI_STATUS_SUCCESS) return fail(FAKE_CREATE, "fake: this device has no code for it");
+    if (FAKE_CREATE != INFINI_STATUS_SUCCESS) { /* after it has written what nobody may take for a plan */
+        *result = (void *)1;
+        *workspace_size = 1;
+        return fail(FAKE_CREATE, "fake: this device has no code for it");
+    }
     pthread_once(&cpu_once, resolve_cpu);
     if (!cpu_resolved) return fail(INFINI_STATUS_INTERNAL_ERROR, "fake: no libinfiniop.so beside the host library");
     Plan *plan = calloc(1, sizeof *plan);
@@ -1162,11 +1166,18 @@ static const InfiniRuntimeTable runtime_table = {
 #endif
 };
 
+/** Does not tell. */
+static const char *op_describe(const void *plan) {
+    (void)plan;
+    return NULL;
+}
+
 static const InfiniOpTable op_table = {
     .struct_size = FAKE_OPS_SIZE,
     .create = op_create,
     .run = FAKE_OP_RUN,
     .destroy = op_destroy,
+    .describe = op_describe,
 };
 
 static const InfiniBackend backend = {

@@ -626,6 +626,9 @@ def fails_at_run(plugin: str) -> None:
     remote = {name: DeviceMemory(lib, operand) for name, operand in held.items()}
     pointers: dict[str, int | None] = {name: block.pointer for name, block in remote.items()}
     desc = abi.created(op, op.layouts())
+    plan = ctypes.c_char_p(b"?")
+    assert lib.infiniopGetDescriptorPlan(desc, ctypes.byref(plan)) == SUCCESS
+    assert plan.value == b""  # the backend does not tell
     assert abi.run_in(op, desc, pointers) == INTERNAL_ERROR
     assert "the run fails" in lib.message()
     graph = pointer()

@@ -125,14 +125,17 @@ void Plan::release() {
 }
 
 infiniStatus_t Plan::create_backend_plan(const InfiniProblem &problem) {
-    const infiniStatus_t status = ops_->create(&problem, &backend_plan_, &workspace_size_);
-    if (status == INFINI_STATUS_SUCCESS &&
-        (backend_plan_ == nullptr || (workspace_size_ > 0 && !spec_.takes_workspace)))
+    void *plan = nullptr; // of which a create that fails may leave anything
+    size_t workspace_size = 0;
+    if (const infiniStatus_t status = ops_->create(&problem, &plan, &workspace_size)) return status;
+    backend_plan_ = plan;
+    workspace_size_ = workspace_size;
+    if (backend_plan_ == nullptr || (workspace_size_ > 0 && !spec_.takes_workspace))
         return fail(INFINI_STATUS_INTERNAL_ERROR, "%s: the backend of device type %d broke its contract: %s",
                     spec_.name, device_type_,
                     backend_plan_ == nullptr ? "its plan is NULL"
                                              : "it asks for a workspace that this operator cannot be given");
-    return status;
+    return INFINI_STATUS_SUCCESS;
 }
 
 infiniStatus_t Plan::check_pointers(const InfiniCall &call) const {

@@ -67,7 +67,9 @@ public:
     }
 
     const char *describe() const {
-        return backend_plan_ == nullptr || ops_->describe == nullptr ? "" : ops_->describe(backend_plan_);
+        const bool tells = backend_plan_ != nullptr && ops_->describe != nullptr;
+        const char *const text = tells ? ops_->describe(backend_plan_) : nullptr;
+        return text == nullptr ? "" : text;
     }
 
     const OpSpec &spec() const { return spec_; }
