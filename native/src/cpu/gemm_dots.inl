@@ -39,15 +39,31 @@ int gemm_pack_dots(void *panels, int64_t panel_stride, const void *src, int64_t 
     return least.exponent();
 }
 
-/** n < N elements, and -0 for what there is not: where the other factor is 0, a sum stays what it is, even -0. */
+/** n < N elements, and 0 for what there is not, or -0: where the other factor is 0, a sum stays what it is then, even -0. */
 template <class T>
-INFINI_INLINE typename Units<T>::Sums load_last(const T *p, int64_t n) {
+INFINI_CALLED typename Units<T>::Sums load_last(const T *p, int64_t n, bool negative) {
     constexpr int N = Units<T>::Sums::N;
     T x[N];
     __builtin_memset(x, 0, sizeof x);
-    for (int i = 0; i < N; ++i) reinterpret_cast<unsigned char *>(x + i)[sizeof(T) - 1] = 0x80;
+    if (negative)
+        for (int i = 0; i < N; ++i) reinterpret_cast<unsigned char *>(x + i)[sizeof(T) - 1] = 0x80;
     for (int64_t i = 0; i < n; ++i) x[i] = p[i];
     return load(x);
+}
+
+/** Adds sums of N elements of C, lane by lane, to each of so many vectors, or begins with the first lane. */
+template <class V>
+INFINI_CALLED void add_lanes(V *to, const V *sums, int vectors, bool begins) {
+    for (; vectors > 0; --vectors, ++to, sums += V::N) {
+        V x[V::N];
+#pragma GCC unroll 16
+        for (int l = 0; l < V::N; ++l) x[l] = sums[l];
+        transpose(x);
+        V total = begins ? x[0] : *to + x[0];
+#pragma GCC unroll 16
+        for (int l = 1; l < V::N; ++l) total = total + x[l];
+        *to = total;
+    }
 }
 
 /** to[r * ld + c] = the sum of row r of A and column c of B, of all of k. */
@@ -81,19 +97,12 @@ INFINI_INLINE void sum_dots(typename Units<T>::Sums::Scalar *to, int64_t ld, con
         const auto all_lanes = [&](const T *p) INFINI_INLINE_LAMBDA { return load(p + i); };
         for (; i + N <= end; i += N) step(all_lanes, all_lanes);
         if (i < end)
-            step([&](const T *p) INFINI_INLINE_LAMBDA { return load_n(p + i, end - i); },
-                 [&](const T *p) INFINI_INLINE_LAMBDA { return load_last(p + i, end - i); });
+            step([&](const T *p) INFINI_INLINE_LAMBDA { return load_last(p + i, end - i, false); },
+                 [&](const T *p) INFINI_INLINE_LAMBDA { return load_last(p + i, end - i, true); });
+        V block[kAll];
 #pragma GCC unroll 16
-        for (int first = 0; first < kAll; first += N) {
-            V x[N];
-#pragma GCC unroll 16
-            for (int l = 0; l < N; ++l) x[l] = first + l < R * C ? sums[(first + l) / C][(first + l) % C] : zero(V{});
-            transpose(x);
-            V &total = all[first / N];
-            total = k0 == 0 ? x[0] : total + x[0];
-#pragma GCC unroll 16
-            for (int l = 1; l < N; ++l) total = total + x[l];
-        }
+        for (int i = 0; i < kAll; ++i) block[i] = i < R * C ? sums[i / C][i % C] : zero(V{});
+        add_lanes(all, block, kAll / N, k0 == 0);
     }
     typename V::Scalar each[kAll];
 #pragma GCC unroll 16
@@ -104,20 +113,23 @@ INFINI_INLINE void sum_dots(typename Units<T>::Sums::Scalar *to, int64_t ld, con
         for (int c = 0; c < C; ++c) to[r * ld + c] = each[r * C + c];
 }
 
-/** Rows of A up to which it is faster to multiply B where it lies than to pack it, and of a group that does so. Halves are converted at
- *  each use, F16 by one instruction. Measured with AVX2 alone. */
+/** Of one row and one column: what is left where columns are not as many as are multiplied at a time. */
 template <class T>
-struct DotsRows {
-    static constexpr int kMost = 12, kGroup = kGemmRows;
-};
+INFINI_CALLED typename Units<T>::Sums::Scalar sum_dot(const T *a, const T *b, int64_t k) {
+    typename Units<T>::Sums::Scalar sum;
+    sum_dots<T, 1, 1>(&sum, 1, a, 0, b, 0, k);
+    return sum;
+}
+
+constexpr int kDotsGroup = 4; // rows of A at a time
+/** And up to which it is faster to multiply B where it lies, by several groups, than to pack it. Halves are converted at each use, F16 by
+ *  one instruction. Measured with AVX2 alone. */
+template <class T>
+constexpr int kDotsRows = 10;
 template <>
-struct DotsRows<f16> {
-    static constexpr int kMost = 20, kGroup = 4;
-};
+constexpr int kDotsRows<f16> = 20;
 template <>
-struct DotsRows<bf16> {
-    static constexpr int kMost = 9, kGroup = 4;
-};
+constexpr int kDotsRows<bf16> = 9;
 
 /** Columns of B at a time: a sum waits for what was added before, and there are 16 registers. */
 constexpr int dots_columns(int rows) { return rows == 1 ? 8 : rows <= 3 ? 4 : 2; }
@@ -131,18 +143,18 @@ int gemm_dots(const GemmInPlace &g) {
     const T *const a = static_cast<const T *>(g.a), *b = static_cast<const T *>(g.b);
     for (int64_t j = 0; j < g.n; j += kColumns) {
         const int64_t columns = g.n - j < kColumns ? g.n - j : kColumns;
-        typename V::Scalar sums[R][kColumns] = {};
+        typename V::Scalar sums[R * kColumns] = {};
         int64_t i = 0;
         for (; i + C <= columns; i += C, b += C * g.b_stride)
-            sum_dots<T, R, C>(&sums[0][i], kColumns, a, g.a_row, b, g.b_stride, g.kc);
+            sum_dots<T, R, C>(sums + i, kColumns, a, g.a_row, b, g.b_stride, g.kc);
         for (; i < columns; ++i, b += g.b_stride)
-            sum_dots<T, R, 1>(&sums[0][i], kColumns, a, g.a_row, b, g.b_stride, g.kc);
-        for (i = 0; i < columns; i += N) {
-            V x[R][1];
+            for (int r = 0; r < R; ++r) sums[r * kColumns + i] = sum_dot(a + r * g.a_row, b, g.kc);
+        static_assert(R == 1 || kColumns == N);
+        V x[R * kColumns / N];
 #pragma GCC unroll 16
-            for (int r = 0; r < R; ++r) x[r][0] = load(&sums[r][i]);
-            finish_in_place<T, R, 1>(g, j + i, columns - i < N ? columns - i : N, x);
-        }
+        for (int v = 0; v < R * kColumns / N; ++v) x[v] = load(sums + v * N);
+        const int64_t vectors = (columns + N - 1) / N;
+        finish_sums<T>(g, j, columns - (vectors - 1) * N, R, static_cast<int>(vectors), x);
     }
     return kLeastOfNothing;
 }
@@ -150,7 +162,7 @@ int gemm_dots(const GemmInPlace &g) {
 template <class T, int R>
 constexpr void fill_dots(GemmKernel &kernel) {
     if constexpr (kOwnMultiply<T>) kernel.multiply[kFast][R] = gemm_multiply<T, kFast, R>;
-    if constexpr (R <= DotsRows<T>::kGroup) kernel.columns[kFast][R] = gemm_dots<T, R>;
+    if constexpr (R <= kDotsGroup) kernel.columns[kFast][R] = gemm_dots<T, R>;
     if constexpr (R > 1) fill_dots<T, R - 1>(kernel);
 }
 
@@ -158,19 +170,20 @@ template <class T>
 constexpr GemmKernel gemm_dots_kernel() {
     using U = Units<T>;
     GemmKernel kernel{};
-    if constexpr (!kHasDots) return kernel;
-    kernel.mr = kGemmRows;
-    kernel.nr = 2 * U::Sums::N;
-    kernel.in_place_rows = DotsRows<T>::kMost;
-    kernel.columns_rows = DotsRows<T>::kGroup;
-    kernel.acc_size = sizeof(typename U::Unit);
-    kernel.unit_k = 1;
-    kernel.has_small_l2 = kSmallL2;
-    kernel.unit_group = 1;
-    kernel.lanes = U::Sums::N;
-    kernel.block_units = kDotsBlock;
-    kernel.pack = kernel.pack_rows = gemm_pack_dots<T>;
-    kernel.store = gemm_store<T>;
-    fill_dots<T, kGemmRows>(kernel);
+    if constexpr (kHasDots) {
+        kernel.mr = kGemmRows;
+        kernel.nr = 2 * U::Sums::N;
+        kernel.in_place_rows = kDotsRows<T>;
+        kernel.columns_rows = kDotsGroup;
+        kernel.acc_size = sizeof(typename U::Unit);
+        kernel.unit_k = 1;
+        kernel.has_small_l2 = kSmallL2;
+        kernel.unit_group = 1;
+        kernel.lanes = U::Sums::N;
+        kernel.block_units = kDotsBlock;
+        kernel.pack = kernel.pack_rows = gemm_pack_dots<T>;
+        kernel.store = gemm_store<T>;
+        fill_dots<T, kGemmRows>(kernel);
+    }
     return kernel;
 }

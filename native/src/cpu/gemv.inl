@@ -268,14 +268,6 @@ INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const Gemm
     if constexpr (sizeof(T) == 2) {
         if (columns == kGemvColumns && g.kc >= kLine / 2)
             return sum_lines<T, kGemvColumns / V::N>(sums, a, g.kc, b, g.b_stride, ahead, fetches_early(g));
-        if (columns >= V::N && g.kc >= kLine / 2) {
-            for (; i < columns; i += V::N) {
-                i = i + V::N < columns ? i : columns - V::N;
-                sum_lines<T, 1>(sums + i, a, g.kc, b + i * g.b_stride, g.b_stride, static_cast<const T *>(nullptr),
-                                false);
-            }
-            return;
-        }
     }
 #endif
 #if defined(__AVX2__)
@@ -292,7 +284,7 @@ INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const Gemm
                 for (; i + 2 * V::N <= columns; i += 2 * V::N)
                     sum_squares<T, Exactness, 2, true>(sums + i, columns_at(i), g.a_unit, g.kc, g.b_stride, 2 * V::N,
                                                        nullptr, false, least);
-        } else if (apart && g.chains_bind) {
+        } else if (!kHasDots && apart && g.chains_bind) {
             for (; i + 2 * V::N <= columns; i += 2 * V::N)
                 sum_squares<T, Exactness, 2, true>(sums + i, columns_at(i), g.a_unit, g.kc, g.b_stride, 2 * V::N,
                                                    i + 4 * V::N > columns ? ahead : b + (i + 2 * V::N) * g.b_stride,
