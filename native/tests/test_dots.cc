@@ -1,5 +1,5 @@
-/* gemm's products of rows and columns that are contiguous in k: sums by their definition, in the order of gemm_dots.inl, by the kernels
- * that read B where it lies and, for packed panels, lane by lane. The same bits, even of zeros, for any number of rows and
+/* gemm's products of rows and columns that are contiguous in k: sums by their definition, in the order of gemm_dots.inl, by the
+ * kernels that read B where it lies and, for packed panels, lane by lane. The same bits, even of zeros, for any number of rows and
  * columns; of halves, those of the same numbers in F32. Operands end where memory does; panels are followed by guards. */
 #include <cmath>
 #include <cstdint>

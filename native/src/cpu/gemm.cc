@@ -10,11 +10,11 @@
  *  blocked   A and B are packed block by block: all else (gemm_blocked.cc).
  *
  *  Whatever the way, an element of C is the sum over k in ascending order (of units of k, see GemmKernel), one partial sum for
- *  each kGemmBlockUnits of them; where an instruction set has such kernels, that of a long k along which rows of A and columns of B
- *  are contiguous has an order of its own (gemm_dots.inl). So the order depends on K and on that alone: a row of C has the same
- *  bits whatever M, N, the batch or the number of threads are. Products in tiles (gemm_amx.inl) add on to one sum for all of K,
- *  in an order of their own, which is that of their other kernels as well. An epilogue is applied by each task to its part of C as
- *  soon as all of K is in it, and while it is in the cache. */
+ *  each kGemmBlockUnits of them; where an instruction set has kernels for it, a long sum along rows of A and columns of B that
+ *  are both contiguous has an order of its own (gemm_dots.inl). So the order depends on K, and on how A and B lie: a row of C
+ *  has the same bits whatever M, N, the batch or the number of threads are. Products in tiles (gemm_amx.inl) add on to one sum
+ *  for all of K, in an order of their own, which is that of their other kernels as well. An epilogue is applied by each task to
+ *  its part of C as soon as all of K is in it, and while it is in the cache. */
 #include <algorithm>
 
 #include "cpu/caches.h"

@@ -307,7 +307,7 @@ constexpr GemmKernel gemm_pairs_kernel() {
     kernel.nr = 2 * VP::N;
     kernel.in_place_rows = kInPlaceMaxRows;
     kernel.acc_size = sizeof(pair);
-    kernel.unit_k = kernel.unit_group = kernel.lanes = 1;
+    kernel.unit_k = kernel.unit_group = 1;
     kernel.block_units = kGemmBlockUnits;
     kernel.has_small_l2 = kSmallL2;
     kernel.store = gemm_store<bf16>;

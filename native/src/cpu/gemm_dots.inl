@@ -1,7 +1,8 @@
 /* Products of an A whose rows are contiguous in k and a B whose columns are: vectors along k are multiplied as they lie, and
- * nothing but sums has to be brought to another lane. A K block, which is longer than others, has a sum for each lane: of every N-th
- * element of k, in ascending order. An element of C is the sum of these, one after the other, lane by lane and K block by K block.
- * In packed panels, for more rows of A, a lane's elements lie one behind the other, and are what a K block is to other products. */
+ * nothing but sums has to be brought to another lane. A K block, which is longer than others, has a sum for each lane: of every
+ * N-th element of k, in ascending order. An element of C is the sum of these, one after the other, lane by lane and K block by
+ * K block. In packed panels, for more rows of A, a lane's elements lie one behind the other, and are what a K block is to other
+ * products. */
 
 /** One K block of a panel. What is written too much, of lanes that are less than a vector, is written again, in ascending k. */
 template <class T>
@@ -101,7 +102,7 @@ INFINI_INLINE void sum_dots(typename Units<T>::Sums::Scalar *to, int64_t ld, con
                  [&](const T *p) INFINI_INLINE_LAMBDA { return load_last(p + i, end - i, true); });
         V block[kAll];
 #pragma GCC unroll 16
-        for (int i = 0; i < kAll; ++i) block[i] = i < R * C ? sums[i / C][i % C] : zero(V{});
+        for (int at = 0; at < kAll; ++at) block[at] = at < R * C ? sums[at / C][at % C] : zero(V{});
         add_lanes(all, block, kAll / N, k0 == 0);
     }
     typename V::Scalar each[kAll];
@@ -122,8 +123,8 @@ INFINI_CALLED typename Units<T>::Sums::Scalar sum_dot(const T *a, const T *b, in
 }
 
 constexpr int kDotsGroup = 4; // rows of A at a time
-/** And up to which it is faster to multiply B where it lies, by several groups, than to pack it. Halves are converted at each use, F16 by
- *  one instruction. Measured with AVX2 alone. */
+/** And up to which it is faster to multiply B where it lies, by several groups, than to pack it. Halves are converted at each
+ *  use, F16 by one instruction. Measured with AVX2 alone. */
 template <class T>
 constexpr int kDotsRows = 10;
 template <>

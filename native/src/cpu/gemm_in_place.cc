@@ -107,7 +107,8 @@ struct InPlace final : Way {
 
     static bool applies(const Gemm &g) {
         if (has_twins(g)) return true;
-        if (g.b.col != 1 || g.n == 1 || g.dots)
+        if (g.dots) return g.m <= g.kernel.in_place_rows && finds_a(g);
+        if (g.b.col != 1 || g.n == 1)
             return g.b.row == 1 && (g.m <= g.kernel.in_place_rows || packs_for_columns(g)) && a_fits(g);
         if (holds(g) || has_steps(g)) return a_fits(g);
         // Elements are converted at each use, by each group of rows: worth it where packing costs more.
@@ -176,11 +177,8 @@ struct InPlace final : Way {
         return small_l2() && g.m >= kStepMany && (!g.converts() || g.b_is_in_memory());
     }
     /** May A be packed as a whole? K alone can be as long as 0 strides allow. */
-    static bool a_fits(const Gemm &g) {
-        if (g.dots) return finds_a(g);
-        return !g.converts() || g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1);
-    }
-    /** Does a second group of rows pay? Each is read again for every few columns of B. */
+    static bool a_fits(const Gemm &g) { return !g.converts() || g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1); }
+    /** May dot products be in several groups of rows? Each is read again for every few columns of B. */
     static bool finds_a(const Gemm &g) {
         return g.m <= g.kernel.columns_rows || g.k <= second_level_cache() / g.size / g.kernel.columns_rows;
     }

@@ -123,8 +123,8 @@ using GemmMultiplyAhead = void (*)(int64_t units, const void *a_panel, const voi
 constexpr int64_t kGemmBlockUnits = 256; // of k, in a K block (see GemmKernel): it decides the order of sums
 constexpr int64_t kDotsLeastK = 512; // of those of KernelTable::gemm_dots: of less, a lane's part would be too short
 constexpr int64_t kDotsBlock = 2048; // of k, in their K blocks: eight lanes have as much each as others in a K block
-/** Units from one lane's to the next one's, in a panel of such a K block: odd, for powers of 2 would meet in one set of the first-level
- *  cache. */
+/** Units from one lane's to the next one's, in a panel of such a K block: odd, for powers of 2 would meet in one set of the
+ *  first-level cache. */
 constexpr int64_t dots_step(int64_t kc, int64_t lanes) { return ((kc + lanes - 1) / lanes) | 1; }
 constexpr int kGemmStepsTogether = 4; // of the register kernel, after which it may fetch something
 constexpr int64_t kGemvColumns = 32;  // of B that a gemv multiplies at a time
