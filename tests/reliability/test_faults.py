@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import _child
+import children
 import heap
 import pytest
 from _headers import functions
@@ -24,9 +25,9 @@ pytestmark = [
 ]
 
 
-def run(failing_malloc: Path, *arguments: str) -> int:
+def run(failing_malloc: Path, *arguments: str, **variables: str) -> int:
     # A library that has made threads leaves their stacks to ours in a child of fork(), who then ask for none.
-    environment = {"LD_PRELOAD": failing_malloc, "OPENBLAS_NUM_THREADS": "1"}
+    environment = {"LD_PRELOAD": failing_malloc, "OPENBLAS_NUM_THREADS": "1"} | variables
     return int(_child.run(str(CHILD), failing_malloc, *arguments, **environment))
 
 
@@ -37,8 +38,12 @@ def test_each_function(name: str, failing_malloc: Path, record_property: Callabl
     assert calls >= 9, "plain, and four ways to fail, each with a call afterwards"
 
 
-def test_the_first_calls_of_a_process(failing_malloc: Path, record_property: Callable[..., None]) -> None:
-    programs = run(failing_malloc, "first")
+def test_the_first_calls_of_a_process(
+    failing_malloc: Path, tmp_path: Path, record_property: Callable[..., None]
+) -> None:
+    """Among them the search for plugins, one of which there is: it is found once there is memory."""
+    plugin = children.build_fake_backend(tmp_path)
+    programs = run(failing_malloc, "first", INFINIOP_BACKEND_PATH=str(plugin))
     record_property("cases", programs)
     assert programs > 60
 

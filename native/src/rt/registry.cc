@@ -8,13 +8,13 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
-#include <new>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "core/fork_mutex.h"
 #include "core/thread_local.h"
@@ -68,13 +68,7 @@ private:
 INFINI_THREAD_LOCAL bool Loading::here_ = false;
 
 /** The same text is kept once, or whoever tries a bad plugin again and again would fill the memory. This thread is Loading. */
-const char *keep(const std::string &text) {
-    try {
-        return registry.texts.insert(text).first->c_str();
-    } catch (const std::bad_alloc &) {
-        return "out of memory";
-    }
-}
+const char *keep(std::string_view text) { return registry.texts.emplace(text).first->c_str(); }
 
 infiniStatus_t host_fail(infiniStatus_t status, const char *message) {
     return infinirtSetLastError(status, message != nullptr ? message : "");
@@ -131,25 +125,23 @@ std::string file_defect(const char *path) {
     const int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe must not hang
     if (descriptor < 0) return "";
     struct stat about;
-    FILE *file = fstat(descriptor, &about) == 0 && S_ISREG(about.st_mode) ? fdopen(descriptor, "rb") : nullptr;
-    if (file == nullptr) {
-        close(descriptor);
-        return not_whole;
-    }
+    const bool regular = fstat(descriptor, &about) == 0 && S_ISREG(about.st_mode);
+    const auto read = [&](auto &to, uint64_t at) {
+        return pread(descriptor, &to, sizeof to, static_cast<off_t>(at)) == static_cast<ssize_t>(sizeof to);
+    };
     // Opening one whose ELF header promises more segments than the file holds kills the process.
     ElfW(Ehdr) header;
-    bool whole = std::fread(&header, sizeof header, 1, file) == 1 && std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0;
-    const auto size = static_cast<uint64_t>(about.st_size);
+    bool whole = regular && read(header, 0) && std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0;
     const auto *own = static_cast<const ElfW(Ehdr) *>(this_library().dli_fbase);
     // The headers of another word length or byte order are others; dlopen looks at these before it looks at segments.
-    const bool readable = own == nullptr || std::memcmp(header.e_ident, own->e_ident, EI_DATA + 1) == 0;
+    const bool readable = whole && (own == nullptr || std::memcmp(header.e_ident, own->e_ident, EI_DATA + 1) == 0);
+    const auto size = regular ? static_cast<uint64_t>(about.st_size) : 0;
     for (unsigned i = 0; whole && readable && i < header.e_phnum; ++i) {
         ElfW(Phdr) segment;
-        std::fseek(file, static_cast<long>(header.e_phoff + i * sizeof segment), SEEK_SET);
-        whole = std::fread(&segment, sizeof segment, 1, file) == 1 && segment.p_offset <= size &&
+        whole = read(segment, header.e_phoff + i * sizeof segment) && segment.p_offset <= size &&
                 segment.p_filesz <= size - segment.p_offset;
     }
-    std::fclose(file);
+    close(descriptor);
     if (!whole) return not_whole;
     // Of such a file dlopen says that it does not exist.
     if (own != nullptr && header.e_machine != own->e_machine)
@@ -167,21 +159,17 @@ Outcome load(const char *path) {
     if (path[0] != '/') return {INFINI_STATUS_BAD_PARAM, std::string(path) + ": the path of a plugin must be absolute"};
     if (const std::string what = file_defect(path); !what.empty())
         return {INFINI_STATUS_BAD_PARAM, std::string(path) + ": " + what};
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) {
+    std::unique_ptr<void, int (*)(void *)> opened(dlopen(path, RTLD_NOW | RTLD_LOCAL), dlclose);
+    if (opened == nullptr) {
         const char *why = dlerror();
         return {INFINI_STATUS_BAD_PARAM, std::string(why != nullptr ? why : path)};
     }
-    for (const Slot &slot : registry.slots)
-        if (slot.library == library) { // once more: its entry is not called while other threads use it
-            dlclose(library);
-            return {INFINI_STATUS_SUCCESS, ""};
-        }
+    for (const Slot &slot : registry.slots) // once more: its entry is not called while other threads use it
+        if (slot.library == opened.get()) return {INFINI_STATUS_SUCCESS, ""};
     const auto refuse = [&](infiniStatus_t status, const std::string &why) {
-        dlclose(library);
         return Outcome{status, std::string(path) + ": " + why};
     };
-    const auto get = reinterpret_cast<InfiniBackendGetFn>(dlsym(library, INFINI_BACKEND_ENTRY));
+    const auto get = reinterpret_cast<InfiniBackendGetFn>(dlsym(opened.get(), INFINI_BACKEND_ENTRY));
     if (get == nullptr) return refuse(INFINI_STATUS_BAD_PARAM, "it exports no " INFINI_BACKEND_ENTRY);
     const InfiniBackend *backend = get(&kHost);
     const std::string what = defect(backend);
@@ -207,19 +195,18 @@ Outcome load(const char *path) {
         slot.reason = keep(outcome.reason);
         return outcome;
     }
-    slot.library = library;
     slot.path = keep(path);
+    slot.library = opened.release();
     slot.reason = "";
     slot.backend.store(backend, std::memory_order_release);
     return {INFINI_STATUS_SUCCESS, ""};
 }
 
+/** Where memory ends, it is read once more: what has been loaded then stays so. */
 void load_from_environment() {
-    registry.environment_read = true;
     const char *list = secure_getenv("INFINIOP_BACKEND_PATH"); // a setuid program must not load what its caller names
-    if (list == nullptr) return;
     std::string failures;
-    for (const char *p = list; *p != '\0';) {
+    for (const char *p = list != nullptr ? list : ""; *p != '\0';) {
         const size_t n = std::strcspn(p, ":");
         if (n > 0) {
             const Outcome outcome = load(std::string(p, n).c_str());
@@ -228,14 +215,16 @@ void load_from_environment() {
         p += n + (p[n] == ':');
     }
     registry.environment_failures = keep(failures);
+    registry.environment_read = true;
 }
 
+/** "<folder>/" of this library, or "" if the system does not say where that is. */
 std::string library_folder() {
     const char *name = this_library().dli_fname;
-    char *real = name != nullptr ? realpath(name, nullptr) : nullptr;
-    std::string path = real != nullptr ? real : "";
-    std::free(real);
-    return path.substr(0, path.find_last_of('/'));
+    const std::unique_ptr<char, void (*)(void *)> real(name != nullptr ? realpath(name, nullptr) : nullptr, std::free);
+    if (real == nullptr) return "";
+    const std::string path = real.get();
+    return path.substr(0, path.find_last_of('/') + 1);
 }
 
 void search(infiniDevice_t device) {
@@ -244,10 +233,11 @@ void search(infiniDevice_t device) {
     if (!registry.environment_read) load_from_environment();
     Slot &slot = registry.slots[device];
     if (slot.searched || slot.backend.load() != nullptr) return;
-    slot.searched = true;
-    const std::string path = library_folder() + "/libinfini_" + kPluginNames[device] + ".so";
+    const std::string folder = library_folder(), path = folder + "libinfini_" + kPluginNames[device] + ".so";
     Outcome outcome{INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, ""};
-    if (path[0] == '/' && access(path.c_str(), F_OK) == 0) {
+    if (folder.empty()) {
+        outcome.reason = "the folder of libinfinirt.so, where " + path + " would be, is not known";
+    } else if (access(path.c_str(), F_OK) == 0) {
         outcome = load(path.c_str());
         if (slot.backend.load() != nullptr) return;
         if (outcome.status == INFINI_STATUS_SUCCESS) outcome.reason = path + ": it fills another slot";
@@ -255,6 +245,7 @@ void search(infiniDevice_t device) {
         outcome.reason = "there is no " + path;
     }
     if (*slot.reason.load() == '\0') slot.reason = keep(outcome.reason + registry.environment_failures);
+    slot.searched = true; // now: where memory ends before, it is searched once more
 }
 
 } // namespace
