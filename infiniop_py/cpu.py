@@ -64,7 +64,7 @@ def _checked(op: str, n: int, least: int) -> int:
 
 def set_num_threads(n: int) -> None:
     """Set how many threads one CPU call of this process may use, the caller included; 0 goes back to the
-    default.
+    default. More than 1024 are 1024.
 
     The default is ``INFINIOP_NUM_THREADS``, else ``OMP_NUM_THREADS``, capped by the CPUs and the quota this
     process has. Results do not depend on it.

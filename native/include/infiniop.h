@@ -77,7 +77,7 @@ INFINI_API const char *infiniopStatusString(infiniStatus_t status);
 /** Sets how many threads one CPU call may use, the caller included: for the process, or for calls of this thread only.
  *  n >= 1, or 0 to go back to the default: for a thread the process's number; for the process INFINIOP_NUM_THREADS,
  *  else OMP_NUM_THREADS, capped by the CPUs this process may use and by the quota of its control group (versions 1 and 2).
- *  BAD_PARAM for n < 0. */
+ *  More than 1024 are 1024. BAD_PARAM for n < 0. */
 INFINI_API infiniStatus_t infiniopSetNumThreads(int n);
 INFINI_API infiniStatus_t infiniopSetNumThreadsLocal(int n);
 

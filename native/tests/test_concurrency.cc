@@ -318,6 +318,18 @@ void use_streams_and_events(int seed) {
     }
 }
 
+infinirtEvent_t marks[2]; // of the CPU, recorded before any thread began
+
+/** One thread records what others ask about. */
+void share_events(int seed) {
+    CHECK(ok(infinirtSetDevice(INFINI_DEVICE_CPU, 0)));
+    for (int i = 0; i < 200; ++i) {
+        float ms;
+        CHECK(ok(infinirtEventRecord(marks[(seed + i) % 2], nullptr)));
+        CHECK(ok(infinirtEventElapsedTime(&ms, marks[0], marks[1])));
+    }
+}
+
 /** A message is the thread's own, whatever fails elsewhere. */
 void fail(int seed) {
     const auto said = [](infiniStatus_t status, infiniStatus_t wanted, const std::string &what) {
@@ -380,6 +392,7 @@ constexpr Job kJobs[] = {create_run_destroy,
                          run_shared_descriptors,
                          run_graph,
                          use_streams_and_events,
+                         share_events,
                          fail,
                          run_shared_descriptors,
                          run_graph,
@@ -428,6 +441,7 @@ int main(int argc, char **argv) {
         results.push_back(operands.outputs());
     }
     CHECK(ok(infiniopSetNumThreads(4)));
+    for (infinirtEvent_t &mark : marks) CHECK(ok(infinirtEventCreate(&mark)) && ok(infinirtEventRecord(mark, nullptr)));
 
     std::atomic<int> inside{0}, most{0}; // jobs at the same time
     together([&](int i) {
@@ -442,6 +456,7 @@ int main(int argc, char **argv) {
     CHECK(most > 1);
 
     for (size_t i = 0; i < shared.size(); ++i) CHECK(ok(problems()[i].op.destroy(shared[i].desc)));
+    for (infinirtEvent_t mark : marks) CHECK(ok(infinirtEventDestroy(mark)));
     CHECK(plugin_has_all_back());
     return check::summary();
 }

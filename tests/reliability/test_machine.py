@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import _compiler
 import children
 import heap
+import numpy as np
 import pytest
 
 import infiniop_py as ip
@@ -133,7 +135,8 @@ def test_masks_of_large_machines(
 
 
 MEMORY = {"/proc/meminfo": "MemTotal:  1000 kB\nMemFree:  1 kB\nMemAvailable:  600 kB\nHugePages_Total: 7\n"}
-USED, KB = f"{V2}/memory.current", 1024
+USED, STATISTICS, OF_V1 = f"{V2}/memory.current", f"{V2}/memory.stat", f"{V2}/memory/memory"
+KB = 1024
 LIMITS: dict[str, tuple[dict[str, str], int, int]] = {
     "no limit": (MEMORY, 600 * KB, 1000 * KB),
     "max": (MEMORY | {f"{V2}/memory.max": "max\n"}, 600 * KB, 1000 * KB),
@@ -146,6 +149,57 @@ LIMITS: dict[str, tuple[dict[str, str], int, int]] = {
     ),
     "nothing used": (MEMORY | {f"{V2}/memory.max": "300000\n"}, 300_000, 300_000),
     "beyond the limit": (MEMORY | {f"{V2}/memory.max": "3000\n", USED: "9000\n"}, 0, 3000),
+    "files it would give up": (
+        MEMORY
+        | {f"{V2}/memory.max": "300000\n", USED: "250000\n"}
+        | {STATISTICS: "anon 9\ninactive_file 100000\nfile 7\n"},
+        150_000,
+        300_000,
+    ),
+    "more of them than it has": (
+        MEMORY | {f"{V2}/memory.max": "300000\n", USED: "10\n", STATISTICS: "inactive_file 100000\n"},
+        300_000,
+        300_000,
+    ),
+    "of the group above": (
+        MEMORY
+        | {
+            "/proc/self/cgroup": "0::/a/b\n",
+            f"{V2}/a/memory.max": "200000\n",
+            f"{V2}/a/memory.current": "150000\n",
+            f"{V2}/a/b/memory.max": "400000\n",
+            f"{V2}/a/b/memory.current": "20000\n",
+        },
+        50_000,
+        200_000,
+    ),
+    "the least of all": (
+        MEMORY
+        | {
+            "/proc/self/cgroup": "0::/a/b\n",
+            f"{V2}/a/memory.max": "500000\n",
+            f"{V2}/a/memory.current": "470000\n",
+            f"{V2}/a/b/memory.max": "400000\n",
+            f"{V2}/a/b/memory.current": "20000\n",
+        },
+        30_000,
+        400_000,
+    ),
+    "version 1": (
+        MEMORY
+        | {
+            f"{OF_V1}.limit_in_bytes": "300000\n",
+            f"{OF_V1}.usage_in_bytes": "250000\n",
+            f"{OF_V1}.stat": "inactive_file 1\ntotal_inactive_file 50000\n",
+        },
+        100_000,
+        300_000,
+    ),
+    "version 1, no limit": (
+        MEMORY | {f"{OF_V1}.limit_in_bytes": "9223372036854771712\n"},
+        600 * KB,
+        1000 * KB,
+    ),
     "the system has less": (MEMORY | {f"{V2}/memory.max": "1000000\n"}, 600 * KB, 1_000_000),
     "an old kernel": ({"/proc/meminfo": "MemTotal: 8 kB\n"}, 0, 8 * KB),
 }
@@ -169,3 +223,25 @@ def test_no_memory_file(files: str, tmp_path: Path, record_property: Callable[..
     assert status == ip.errors.InternalError.status and free == total == 0
     assert message == "infinirtGetMemInfo: /proc/meminfo cannot be read"
     record_property("cases", 1)
+
+
+def planned() -> None:
+    """What is said of a product in blocks, whose sizes go by the second-level cache."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("infiniop_py")
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    x = np.zeros((1000, 1000), "f4")
+    ip.gemm(x, x)
+    print(next(line for line in said if line.startswith("gemm planned")))
+
+
+def test_cache_sizes_that_are_no_numbers(record_property: Callable[..., None]) -> None:
+    """As if they were not given; 0 is a number."""
+    usual = children.call(planned, INFINIOP_L2_BYTES=None)
+    assert children.call(planned, INFINIOP_L2_BYTES="0") != usual
+    for value in ("", "abc", "nan", "-1"):
+        assert children.call(planned, INFINIOP_L2_BYTES=value) == usual
+    record_property("cases", 4)

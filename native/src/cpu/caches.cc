@@ -26,6 +26,15 @@ struct Sizes {
     double second, last;
 };
 
+/** The number an environment variable starts with; less than 0 if there is none. */
+double bytes_in(const char *variable) {
+    const char *const text = secure_getenv(variable);
+    if (text == nullptr) return -1;
+    char *end;
+    const double bytes = std::strtod(text, &end);
+    return end != text && bytes >= 0 ? bytes : -1; // which "nan" is not
+}
+
 /** From the kernel's description: in virtual machines CPUID, and sysconf with it, may tell of all caches of the host. */
 Sizes read_sizes() {
     Sizes sizes{kSecondLevel, kMostOfLastLevel};
@@ -46,8 +55,7 @@ Sizes read_sizes() {
         sizes.last = size;
     }
     sizes.last = std::min(sizes.last, kMostOfLastLevel);
-    if (const char *second = secure_getenv("INFINIOP_L2_BYTES"))
-        if (const double given = std::strtod(second, nullptr); given >= 0) sizes.second = given; // and a number
+    if (const double given = bytes_in("INFINIOP_L2_BYTES"); given >= 0) sizes.second = given;
     return sizes;
 }
 
@@ -57,8 +65,7 @@ struct Least {
 };
 
 Least read_least() {
-    const char *least = secure_getenv("INFINIOP_STREAM_BYTES");
-    if (least != nullptr) return {true, std::strtod(least, nullptr)};
+    if (const double given = bytes_in("INFINIOP_STREAM_BYTES"); given >= 0) return {true, given};
     return {false, read_sizes().last};
 }
 Lazy<Least> least_to_stream{read_least};

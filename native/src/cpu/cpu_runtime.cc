@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cinttypes>
@@ -10,7 +11,9 @@
 #include <cstring>
 #include <mutex>
 #include <set>
+#include <string>
 
+#include "core/control_group.h"
 #include "core/fork_mutex.h"
 #include "core/slab.h"
 #include "core/status.h"
@@ -29,10 +32,12 @@ constexpr size_t kAlignment = 64; // a cache line, and the widest vector
 
 struct CpuStream {};
 
+using Clock = std::chrono::steady_clock;
+
 struct CpuEvent {
     bool timed = true;
-    bool recorded = false;
-    std::chrono::steady_clock::time_point at;
+    std::atomic<bool> recorded{false};   // by one thread, perhaps while another asks
+    std::atomic<Clock::duration> at{{}}; // since the clock's epoch
 };
 
 /** Live allocations: freeing anything else is an error and not a corrupted heap. */
@@ -58,33 +63,50 @@ infiniStatus_t device_count(int *count) {
     return INFINI_STATUS_SUCCESS;
 }
 
-/** A number in a one-line file, or `otherwise` ("max", no such file). */
-uint64_t read_number(const char *path, uint64_t otherwise) {
-    FILE *file = std::fopen(path, "r");
+/** The number behind a name in a file of such lines, or the one that a file begins with; or `otherwise` ("max", no such file). */
+uint64_t read_number(const std::string &path, const char *name, uint64_t otherwise) {
+    FILE *file = std::fopen(path.c_str(), "r");
     if (file == nullptr) return otherwise;
-    uint64_t value;
-    if (std::fscanf(file, "%" SCNu64, &value) != 1) value = otherwise;
+    const size_t length = std::strlen(name);
+    uint64_t value = otherwise;
+    for (char line[128]; std::fgets(line, sizeof line, file) != nullptr;) {
+        if (std::strncmp(line, name, length) != 0) continue;
+        if (std::sscanf(line + length, "%" SCNu64, &value) != 1) value = otherwise;
+        break;
+    }
     std::fclose(file);
     return value;
 }
 
+/** Where a control group says what it may have, has, and has of files that it would give up: they are no less free than what the
+ *  system itself counts as available. */
+struct MemoryFiles {
+    std::string limit, used, statistics;
+    const char *of_files; // in the statistics
+};
+
+/** Of free and total bytes, what a control group leaves. */
+void limit_memory(const MemoryFiles &group, uint64_t &available, uint64_t &total) {
+    const uint64_t limit = read_number(group.limit, "", UINT64_MAX);
+    const uint64_t used = read_number(group.used, "", 0);
+    const uint64_t needed = used - std::min(used, read_number(group.statistics, group.of_files, 0));
+    total = std::min(total, limit);
+    available = std::min(available, limit - std::min(needed, limit));
+}
+
 infiniStatus_t mem_info(int, size_t *free_bytes, size_t *total_bytes) {
-    FILE *file = std::fopen("/proc/meminfo", "r");
-    if (file == nullptr) return fail(INFINI_STATUS_INTERNAL_ERROR, "infinirtGetMemInfo: /proc/meminfo cannot be read");
-    uint64_t total = 0, available = 0;
-    for (char line[128]; std::fgets(line, sizeof line, file) != nullptr;) {
-        std::sscanf(line, "MemTotal: %" SCNu64, &total);
-        std::sscanf(line, "MemAvailable: %" SCNu64, &available);
-    }
-    std::fclose(file);
+    const std::string system = "/proc/meminfo";
+    uint64_t total = read_number(system, "MemTotal:", 0), available = read_number(system, "MemAvailable:", 0);
+    if (total == 0) return fail(INFINI_STATUS_INTERNAL_ERROR, "infinirtGetMemInfo: /proc/meminfo cannot be read");
     total *= 1024;
     available *= 1024;
-    const uint64_t limit = read_number("/sys/fs/cgroup/memory.max", total); // seen from inside a container
-    if (limit < total) {
-        const uint64_t used = std::min(read_number("/sys/fs/cgroup/memory.current", 0), limit);
-        total = limit;
-        available = std::min(available, limit - used);
-    }
+    each_control_group([&](const std::string &group) {
+        limit_memory({group + "/memory.max", group + "/memory.current", group + "/memory.stat", "inactive_file "},
+                     available, total);
+    });
+    const std::string own = std::string(kControlGroups) + "/memory/memory."; // of version 1, as a container sees it
+    limit_memory({own + "limit_in_bytes", own + "usage_in_bytes", own + "stat", "total_inactive_file "}, available,
+                 total);
     *free_bytes = available;
     *total_bytes = total;
     return INFINI_STATUS_SUCCESS;
@@ -121,7 +143,7 @@ infiniStatus_t event_record(int, infinirtEvent_t event, infinirtStream_t stream)
     CpuEvent *found;
     if (const infiniStatus_t status = find_event("infinirtEventRecord", event, &found)) return status;
     if (const infiniStatus_t status = check_stream("infinirtEventRecord", stream)) return status;
-    found->at = std::chrono::steady_clock::now();
+    found->at = Clock::now().time_since_epoch();
     found->recorded = true;
     return INFINI_STATUS_SUCCESS;
 }
@@ -152,7 +174,7 @@ infiniStatus_t event_elapsed_time(int, float *ms, infinirtEvent_t start, infinir
         if (!event->recorded)
             return fail(INFINI_STATUS_BAD_PARAM, "infinirtEventElapsedTime: %s was never recorded", which);
     }
-    *ms = std::chrono::duration<float, std::milli>(to->at - from->at).count();
+    *ms = std::chrono::duration<float, std::milli>(to->at.load() - from->at.load()).count();
     return INFINI_STATUS_SUCCESS;
 }
 

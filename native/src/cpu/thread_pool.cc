@@ -21,6 +21,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "core/control_group.h"
 #include "core/lazy.h"
 #include "core/thread_local.h"
 
@@ -74,19 +75,12 @@ double number_in_file(const char *path, double otherwise) {
 
 /** The smallest quota of this process's control group and those above it; of version 1 the one a container sees as its own. */
 double cgroup_quota() {
-    std::string group;
-    if (FILE *file = std::fopen("/proc/self/cgroup", "r")) {
-        char line[4096];
-        while (std::fgets(line, sizeof line, file) != nullptr)
-            if (std::strncmp(line, "0::", 3) == 0) group.assign(line + 3, std::strcspn(line + 3, "\n"));
-        std::fclose(file);
-    }
-    double quota = quota_in("/sys/fs/cgroup/cpu.max");
-    const double used = number_in_file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", -1),
-                 period = number_in_file("/sys/fs/cgroup/cpu/cpu.cfs_period_us", -1);
+    double quota = INFINITY;
+    each_control_group([&](const std::string &group) { quota = std::min(quota, quota_in(group + "/cpu.max")); });
+    const std::string own = std::string(kControlGroups) + "/cpu/cpu.cfs";
+    const double used = number_in_file((own + "_quota_us").c_str(), -1),
+                 period = number_in_file((own + "_period_us").c_str(), -1);
     if (used > 0 && period > 0) quota = std::min(quota, used / period);
-    for (; group.size() > 1; group.erase(group.find_last_of('/')))
-        quota = std::min(quota, quota_in("/sys/fs/cgroup" + group + "/cpu.max"));
     return quota;
 }
 

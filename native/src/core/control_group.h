@@ -1,0 +1,27 @@
+/* The control groups of this process, whose files say what it may use of the machine. */
+#pragma once
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+namespace infini {
+
+constexpr const char *kControlGroups =
+    "/sys/fs/cgroup"; // where version 2 is mounted, and what of version 1 is a folder of
+
+/** Calls f(folder) for the group of version 2 and for all above it: a limit of any of them is the process's. A container may see
+ *  its own as the uppermost. */
+template <class F>
+void each_control_group(F &&f) {
+    std::string group;
+    if (FILE *file = std::fopen("/proc/self/cgroup", "r")) {
+        char line[4096];
+        while (std::fgets(line, sizeof line, file) != nullptr)
+            if (std::strncmp(line, "0::", 3) == 0) group.assign(line + 3, std::strcspn(line + 3, "\n"));
+        std::fclose(file);
+    }
+    f(std::string(kControlGroups));
+    for (; group.size() > 1; group.erase(group.find_last_of('/'))) f(kControlGroups + group);
+}
+
+} // namespace infini
