@@ -250,33 +250,20 @@ constexpr void fill_products(GemmKernel &kernel) {
 template <class T>
 constexpr GemmKernel gemm_kernel() {
     using U = Units<T>;
-    GemmKernel kernel{kGemmRows,
-                      2 * U::Sums::N,
-                      kInPlaceMaxRows,
-                      kColumnsRows,
-                      sizeof(typename U::Unit),
-                      U::kDepth,
-                      kLineKernels,
-                      kSmallL2,
-                      1,
-                      kGemmBlockUnits,
-                      1,
-                      false,
-                      gemm_pack<T>,
-                      gemm_pack<T>,
-                      nullptr,
-                      nullptr,
-                      {},
-                      {},
-                      {},
-                      {},
-                      {},
-                      {},
-                      {},
-                      {},
-                      nullptr,
-                      nullptr,
-                      gemm_store<T>};
+    GemmKernel kernel{};
+    kernel.mr = kGemmRows;
+    kernel.nr = 2 * U::Sums::N;
+    kernel.in_place_rows = kInPlaceMaxRows;
+    kernel.columns_rows = kColumnsRows;
+    kernel.acc_size = sizeof(typename U::Unit);
+    kernel.unit_k = U::kDepth;
+    kernel.packs_for_columns = kLineKernels;
+    kernel.has_small_l2 = kSmallL2;
+    kernel.unit_group = 1;
+    kernel.block_units = kGemmBlockUnits;
+    kernel.lanes = 1;
+    kernel.pack = kernel.pack_rows = gemm_pack<T>;
+    kernel.store = gemm_store<T>;
     fill_products<T, kFast>(kernel);
     if constexpr (U::kFlush) {
         kernel.least = gemm_least<T>;

@@ -1,9 +1,9 @@
 /* gemm in place: B is multiplied where it lies, in tasks that need nothing of each other. F32 and F64 where the rows of B are
  * contiguous, those of A as well, or as reads_a() has it, and B stays in the second-level cache; every dtype where A has few
- * rows, or not many and K is short. A is not packed either, but where it must be converted and products are not those of
- * gemm_dots.inl, or where it has several rows that are multiplied by columns of B with AVX-512. Where there is more of B than the
- * cache holds, few rows of A are multiplied by short blocks of K, and very few, or up to 32 with AVX-512, by long runs of some of
- * B's rows. Columns of B are multiplied over all of K (gemm_dots.inl, gemm_lines.inl, gemm_twins.inl, gemv.inl). */
+ * rows, or not many and K is short. A is not packed either, but where it must be converted, or where several rows of it are
+ * multiplied by columns of B with AVX-512 or by those of gemm_dots.inl. Where there is more of B than the cache holds, few rows of
+ * A are multiplied by short blocks of K, and very few, or up to 32 with AVX-512, by long runs of some of B's rows. Columns of B are
+ * multiplied over all of K (gemm_dots.inl, gemm_lines.inl, gemm_twins.inl, gemv.inl). */
 #include "cpu/gemm_way.h"
 #include "cpu/thread_pool.h"
 #include "cpu/tiles.h"
@@ -77,6 +77,9 @@ constexpr int64_t kHeldRowsUncrowded = 4; // from more rows on, short steps are 
  * to the first twice. For shorter rows of B it does not pay, nor for threads to have less of one. */
 constexpr int64_t kHeldUnits = 2, kHeldRun = 4096, kHeldLeastRow = 1024, kHeldOwnColumns = 2048;
 
+/* Of k, for each row of A: where sums are shorter, their lanes take too long to be brought together. Measured on Zen 4. */
+constexpr int64_t kDotsDeep = 16;
+
 constexpr int64_t kTurned = 64; // columns of sums transposed at a time, if a cache line holds no more than one's rows
 
 struct InPlace final : Way {
@@ -107,7 +110,7 @@ struct InPlace final : Way {
 
     static bool applies(const Gemm &g) {
         if (has_twins(g)) return true;
-        if (g.dots) return g.m <= g.kernel.in_place_rows && finds_a(g);
+        if (g.dots) return g.m <= std::min<int64_t>(g.kernel.in_place_rows, g.k / kDotsDeep) && finds_a(g);
         if (g.b.col != 1 || g.n == 1)
             return g.b.row == 1 && (g.m <= g.kernel.in_place_rows || packs_for_columns(g)) && a_fits(g);
         if (holds(g) || has_steps(g)) return a_fits(g);
@@ -184,9 +187,10 @@ struct InPlace final : Way {
     }
 
     InPlace(const Gemm &gemm, int threads)
-        : Way(gemm), by_rows(b.col == 1 && n > 1 && !dots), packs_a(gemm.converts() && !dots), twins(has_twins(gemm)) {
+        : Way(gemm), by_rows(b.col == 1 && n > 1 && !dots), packs_a(dots ? m > 1 : gemm.converts()),
+          twins(has_twins(gemm)) {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
-        task_m = std::min(m, kInPlaceTaskRows);
+        task_m = dots ? m : std::min(m, kInPlaceTaskRows);
         // Narrower columns are faster in short steps.
         in_steps = by_rows && has_steps(*this) && n >= kStepsLeastRun / size * threads;
         streams = by_rows && (in_steps || holds(*this));
@@ -194,6 +198,7 @@ struct InPlace final : Way {
         const bool short_steps = by_rows && !streams && m <= kInPlaceFewRows && far_b(*this);
         const bool gemv = !by_rows && m == 1, two_sums = gemv && size == sizeof(float); // see sum_columns()
         const int64_t near = by_rows                            ? kRowsNearB
+                             : dots                             ? (m == 1 ? kColumnsFarB : second_level_cache() / 2)
                              : kernel.has_small_l2 && !two_sums ? kColumnsNearBSmallL2
                              : converts()                       ? kColumnsNearBOfHalves
                                                                 : kColumnsNearB;
@@ -223,12 +228,16 @@ struct InPlace final : Way {
         }
         task_n = std::min(by_rows ? round_up(run, nr)
                           : gemv  ? std::max(nr, kGemvColumns)
+                          : dots  ? kernel.lanes
                                   : nr,
-                          round_up(ceil_div(n, shares_k ? 1 : threads), nr));
-        while (threads > 1 && task_m > 32 && ceil_div(m, task_m) * ceil_div(n, task_n) < threads * kEach) task_m -= 8;
+                          round_up(ceil_div(n, shares_k ? 1 : threads), dots ? kernel.lanes : nr));
+        while (!dots && threads > 1 && task_m > 32 && ceil_div(m, task_m) * ceil_div(n, task_n) < threads * kEach)
+            task_m -= 8;
         tasks_m = ceil_div(m, task_m);
         tasks_n = ceil_div(n, task_n);
-        packed.bytes = packs_a ? acc_bytes(packed_blocks() * blocks_packed() * kernel.block_units * m) : 0;
+        packed.bytes = !packs_a ? 0
+                       : dots   ? acc_bytes(m * vectors_k())
+                                : acc_bytes(packed_blocks() * blocks_packed() * kernel.block_units * m);
         packed.own = packs_a && !shares_k && packs_for_itself(m * k, threads);
         divided = !by_rows && (is_zen5() || !b_is_in_memory());
         // Rows of a power of 2 would meet in one set of the first-level cache.
@@ -302,10 +311,18 @@ struct InPlace final : Way {
 
     /** K blocks that are packed as one, and how many of those there are. */
     int64_t blocks_packed() const { return twins ? 2 : 1; }
-    int64_t packed_blocks() const { return ceil_div(k_blocks(), blocks_packed()); }
-    /** [k block][unit][row], or in each K block of those that are streamed in steps, the panels of two groups, or twins. Returns
-     *  the least exponent. */
+    int64_t packed_blocks() const { return dots ? whole.count : ceil_div(k_blocks(), blocks_packed()); }
+    /** Elements of a row of A as gemm_dots has several. */
+    int64_t vectors_k() const { return round_up(k, kernel.lanes); }
+    /** [k block][unit][row], or in each K block of those that are streamed in steps, the panels of two groups, or twins; of dot
+     *  products a group. Returns the least exponent. */
     int pack_block(const Run &r, int64_t block) const {
+        if (dots) {
+            const int64_t i = block * whole.low + std::min<int64_t>(block, whole.taller);
+            kernel.pack_vectors(r.workspace + i * vectors_k() * kernel.acc_size, at_a(r.a, i, 0), a.row,
+                                whole.low + (block < whole.taller), k);
+            return kLeastOfNothing;
+        }
         const int64_t most = blocks_packed() * block_k, k0 = block * most, kc = std::min(most, k - k0);
         if (twins)
             return kernel.pack_twins(r.workspace + 2 * block * kernel.block_units * m * kernel.acc_size,
@@ -375,6 +392,7 @@ struct InPlace final : Way {
 
     /** A from row i and element k0 on, as the kernels take it. */
     const char *a_of(const Run &r, int64_t i, int64_t k0) const {
+        if (dots && packs_a) return r.workspace + i * vectors_k() * kernel.acc_size;
         const int64_t together = by_rows ? kernel.unit_group : blocks_packed();
         return packs_a ? r.workspace + (k0 / kernel.unit_k * m + i * together) * kernel.acc_size : at_a(r.a, i, k0);
     }
@@ -440,6 +458,10 @@ struct InPlace final : Way {
     void fetch_ahead(const Run &r, const Task &t, int64_t k0, int64_t group, int64_t groups, GemmInPlace &g) const {
         g.ahead = g.b;
         g.ahead_every = 0;
+        if (dots) { // the groups that follow find in the cache what the first one has read
+            g.ahead_every = fetches && group == 0 ? kAheadNear : 0;
+            return;
+        }
         if (!by_rows) {
             g.ahead_every = !fetches      ? 0
                             : !small_l2() ? common.far_b ? kAheadNear : kColumnsRun

@@ -214,8 +214,8 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
             u -= steps;
         }
     }
-    // See step_tile. Converted elements gain nothing by it.
-    if constexpr (C > 1 && !kSmallL2 && sizeof(T) == sizeof(typename U::Unit)) {
+    // See step_tile. Converted elements gain nothing by it, and where products must be exact, which is seldom, it is too much code.
+    if constexpr (C > 1 && !kSmallL2 && Exactness == kFast && sizeof(T) == sizeof(typename U::Unit)) {
         constexpr int kTogether = 4;
         for (; u >= kTogether; u -= kTogether)
 #pragma GCC unroll 4

@@ -74,7 +74,7 @@ struct Gemm {
     Gemm(const InfiniProblem &problem, const Epilogue &then) : d{}, epilogue(then) {
         const InfiniOperand &dc = problem.operands[0], &da = problem.operands[1], &db = problem.operands[2];
         const GemmKernel &of_dots = kernels().gemm_dots[dc.dtype];
-        dots = of_dots.in_place_rows != 0 && da.shape[2] >= kDotsLeastK && da.stride[2] == 1 && db.stride[1] == 1;
+        dots = of_dots.in_place_rows != 0 && da.shape[2] >= of_dots.least_k && da.stride[2] == 1 && db.stride[1] == 1;
         kernel = dots ? of_dots : kernels().gemm[dc.dtype];
         size = c_size = kDtypes[dc.dtype].size;
         block_k = kernel.block_units * kernel.unit_k;

@@ -284,7 +284,7 @@ INFINI_INLINE void sum_columns(typename Units<T>::Sums::Scalar *sums, const Gemm
                 for (; i + 2 * V::N <= columns; i += 2 * V::N)
                     sum_squares<T, Exactness, 2, true>(sums + i, columns_at(i), g.a_unit, g.kc, g.b_stride, 2 * V::N,
                                                        nullptr, false, least);
-        } else if (!kHasDots && apart && g.chains_bind) {
+        } else if (!kHasDots<T> && apart && g.chains_bind) {
             for (; i + 2 * V::N <= columns; i += 2 * V::N)
                 sum_squares<T, Exactness, 2, true>(sums + i, columns_at(i), g.a_unit, g.kc, g.b_stride, 2 * V::N,
                                                    i + 4 * V::N > columns ? ahead : b + (i + 2 * V::N) * g.b_stride,

@@ -184,8 +184,12 @@ Choice choose() {
 #if defined(INFINI_WITH_AVX512)
     if (chosen->fill == fill_avx512) {
         choice.table.whole_lines = !avx512_is_halved();
-        // Whoever names an instruction set gets its own kernels. Zen 5's conversions are measured, Intel's are not.
-        if (!capped && choice.table.whole_lines && is_amd()) avx512::add_wide_f16(choice.table);
+        // Whoever names an instruction set gets its own kernels. Zen 5's conversions are measured, Intel's are not; of products of
+        // F16 along k those of Zen 4 alone.
+        if (!capped && choice.table.whole_lines) {
+            choice.table.gemm_dots[INFINI_DTYPE_F16] = {};
+            if (is_amd()) avx512::add_wide_f16(choice.table);
+        }
 #if defined(INFINI_WITH_AVX2)
         if (!capped && !choice.table.whole_lines) {
             static KernelTable of_avx2; // larger than some stacks

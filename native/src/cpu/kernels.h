@@ -121,8 +121,6 @@ using GemmMultiplyAhead = void (*)(int64_t units, const void *a_panel, const voi
                                    GemmAhead &next);
 
 constexpr int64_t kGemmBlockUnits = 256; // of k, in a K block (see GemmKernel): it decides the order of sums
-constexpr int64_t kDotsLeastK = 512; // of those of KernelTable::gemm_dots: of less, a lane's part would be too short
-constexpr int64_t kDotsBlock = 2048; // of k, in their K blocks: eight lanes have as much each as others in a K block
 /** Units from one lane's to the next one's, in a panel of such a K block: odd, for powers of 2 would meet in one set of the
  *  first-level cache. */
 constexpr int64_t dots_step(int64_t kc, int64_t lanes) { return ((kc + lanes - 1) / lanes) | 1; }
@@ -185,6 +183,10 @@ using GemmPack = int (*)(void *panels, int64_t panel_stride, const void *src, in
  *  exponent. */
 using GemmPackTwins = int (*)(void *to, const void *a, int64_t a_row, int64_t a_col, int64_t rows, int64_t k);
 
+/** Packs rows of A that are contiguous in k for `columns` of gemm_dots: vectors, [vector][row], of the type sums are kept in. The
+ *  last ones are filled up with -0. */
+using GemmPackVectors = void (*)(void *to, const void *a, int64_t a_row, int64_t rows, int64_t k);
+
 /** The parts of a matrix product of one element type. "acc" is the type sums are kept in: float, or double for F64. Operands are
  *  packed into panels, unit[depth of the panel][width], width being at most mr for A and nr for B. A unit is one element of
  *  the type acc, or `unit_k` neighbours in k of the operands' own type, for instructions that sum these up on their own.
@@ -201,8 +203,9 @@ struct GemmKernel {
     bool packs_for_columns; // are these faster with packed A?
     bool has_small_l2;      // is 512 KiB all that may be expected of the second-level cache? Else 1 MiB
     int unit_group;         // panels hold a multiple of so many units of k, the last ones 0
-    int block_units;        // in a K block; at most kGemmBlockUnits, or of gemm_dots kDotsBlock
-    int lanes;              // of gemm_dots: parts that a K block falls into; of no use to others
+    int block_units;        // in a K block; at most kGemmBlockUnits, but of gemm_dots
+    int lanes;              // of gemm_dots: parts that a K block falls into; of no use to others,
+    int least_k;            // nor is this: of less, a lane's part would be too short
     /** Are products computed by instructions for whole tiles (gemm_amx.inl)? They take a fraction of the time; the sum of a K
      *  block is added on to, and not summed up for itself, so that its length decides nothing; and panels of A and of B are to
      *  be in the first-level cache, where tiles are loaded from, the sums of a task in the second. */
@@ -227,6 +230,7 @@ struct GemmKernel {
      *  task's. [kExact] has kTwinsExactRows. Null where there are none. */
     GemmInPlaceKernel twins[2][kTwinsRows + 1];
     GemmPackTwins pack_twins;
+    GemmPackVectors pack_vectors; // of gemm_dots
     /** The least exponent of m rows that are contiguous in k; null where nobody needs it. */
     int (*least)(const void *a, int64_t row_stride, int64_t m, int64_t k);
     /** c[i * row_stride + j * col_stride] = alpha * sums[i * ld + j] + beta * c[...] for i < m, j < n, rounded once. c is not read
@@ -260,7 +264,7 @@ struct KernelTable {
     /** By exactness, products of BF16 whose units are the elements of A and B, pairs that lie in memory as such; C is of BF16. Of
      *  kernels only rows[kFast]; where there are none, in_place_rows is 0. */
     GemmKernel gemm_pairs[2];
-    /** Products of rows of A and columns of B that are contiguous in k, kDotsLeastK or more of it, in an order of their own
+    /** Products of rows of A and columns of B that are contiguous in k, least_k or more of it, in an order of their own
      *  (gemm_dots.inl): packed panels are multiplied lane by lane, and so are `columns` of an A that is not packed. Other kernels
      *  there are not; where an instruction set has none at all, in_place_rows is 0. */
     GemmKernel gemm_dots[kDtypeCount];

@@ -4,7 +4,8 @@ constexpr bool kSmallL2 = true; // Zen 3 has 512 KiB
 constexpr int kInPlaceMaxRows = 6;
 constexpr int kColumnsRows = 6;
 constexpr bool kLineKernels = false; // see gemm_lines.inl
-constexpr bool kHasDots = true;      // see gemm_dots.inl
+template <class T>
+constexpr bool kHasDots = true; // see gemm_dots.inl
 constexpr bool kManyRegisters = false;
 constexpr bool kLeanSteps = true; // see steps_of_rows()
 constexpr int kHeldWeights = 8;   // vectors of them that rows of add_rms_norm share

@@ -4,7 +4,8 @@ constexpr bool kSmallL2 = false;
 constexpr int kInPlaceMaxRows = 4;
 constexpr int kColumnsRows = 4;
 constexpr bool kLineKernels = false; // see gemm_lines.inl
-constexpr bool kHasDots = false;     // see gemm_dots.inl
+template <class T>
+constexpr bool kHasDots = false; // see gemm_dots.inl
 constexpr bool kManyRegisters = false;
 constexpr bool kLeanSteps = false;
 constexpr int kHeldWeights = 8; // vectors of them that rows of add_rms_norm share

@@ -25,7 +25,7 @@ void INFINI_ISA::add_gemm_halves(KernelTable &t) {
     t.gemm_dots[INFINI_DTYPE_BF16] = kDotsOfBf16;
     for (const int half : kHalves) {
         take_multiply(t.gemm[half], t.gemm[INFINI_DTYPE_F32]);
-        take_multiply(t.gemm_dots[half], t.gemm_dots[INFINI_DTYPE_F32]);
+        if (t.gemm_dots[half].lanes != 0) take_multiply(t.gemm_dots[half], t.gemm[INFINI_DTYPE_F32]);
     }
 }
 
