@@ -159,7 +159,8 @@ typedef struct InfiniBackend {
     infiniDevice_t device_type;
     const char *name;    /* "cuda" */
     const char *version; /* the backend's own */
-    /** Can it work here? SUCCESS, or a status and up to `size` bytes of reason (NUL-terminated). Called once. */
+    /** Can it work here? SUCCESS, or a status and up to `size` bytes of reason (NUL-terminated). Called once each time
+     *  it is loaded. */
     infiniStatus_t (*probe)(char *reason, size_t size);
     const InfiniRuntimeTable *runtime;
     const InfiniOpTable *ops;

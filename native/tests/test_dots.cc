@@ -96,6 +96,7 @@ void test_in_place(const Problem &p, const Runs &a, const Runs &b, const std::ve
     g.b = b.first;
     g.b_stride = b.step;
     g.n = p.n;
+    g.ahead_every = p.n % 2 == 0 ? kAheadNear : 0;
     g.sums = sums.data();
     g.ld = kLd;
     g.begins = g.ends = true;
@@ -160,7 +161,7 @@ int main() {
         ++dtypes;
         for (Kind kind : {kOrdinary, kTiny, kLeast})
             for (int64_t rows = 1; rows <= std::max(kernel.mr, kernel.columns_rows); ++rows)
-                for (int64_t k : {512, 519, 2047, 2048, 2051, 4101})
+                for (int64_t k : {512, 519, 2047, 2048, 2051, 4101, 4627})
                     for (int64_t n : {1, 2, 5, 8, 15, 16, 19}) {
                         const Problem p{dtype, kind, rows, n, k};
                         dtype == INFINI_DTYPE_F64 ? test<double>(p) : test<float>(p);

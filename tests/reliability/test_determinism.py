@@ -6,6 +6,7 @@ import ctypes
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -175,7 +176,9 @@ def _laid(x: Array, layout: str) -> Array:
     return view
 
 
-@pytest.mark.parametrize(("m", "k"), [(1, 300), (7, 259), (5, 511), (34, 600), (70, 31), (264, 260)])
+@pytest.mark.parametrize(
+    ("m", "k"), [(1, 300), (7, 259), (5, 511), (34, 600), (70, 31), (264, 260), (9, 1030), (35, 4700)]
+)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_every_layout(dtype: str, m: int, k: int, rng: np.random.Generator, record_property: Record) -> None:
     """How operands lie decides how a product is computed, but not its bits; save that a long sum may have an
@@ -194,20 +197,22 @@ def test_every_layout(dtype: str, m: int, k: int, rng: np.random.Generator, reco
     record_property("cases", len(layouts))
 
 
-@pytest.mark.parametrize("k", [1, 7, 64, 259, 1030])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("k", [1, 7, 64, 259, 1030, 4700])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_every_part_of_a_product(
-    dtype: str, k: int, rng: np.random.Generator, record_property: Record
+    dtype: str, k: int, order: Literal["C", "F"], rng: np.random.Generator, record_property: Record
 ) -> None:
     """Neither M nor N decides on the order of accumulation: any part of the product, computed alone, has its
     bits."""
     m, n = 45, 131
     a, b, c = _normal(rng, dtype, m, k), _normal(rng, dtype, k, n), _normal(rng, dtype, m, n)
+    b = np.asarray(b, order=order)
     whole = infiniop_py.gemm(a, b, 0.3, 0.7, c=c)
     parts = [(slice(i, i + 1), slice(None)) for i in (0, 1, 17, 44)]
     parts += [(slice(None), slice(j, j + 1)) for j in (0, 1, 77, 130)]
     parts += [(slice(3, 20), slice(10, 75)), (slice(7, 8), slice(9, 10)), (slice(40, 45), slice(97, 131))]
-    parts += [(slice(0, 4), slice(None)), (slice(None), slice(0, 16))]
+    parts += [(slice(0, 4), slice(None)), (slice(None), slice(0, 16)), (slice(0, 9), slice(2, 4))]
     for rows, columns in parts:
         got = infiniop_py.gemm(a[rows], b[:, columns], 0.3, 0.7, c=c[rows, columns])
         assert_same_bits(got, np.ascontiguousarray(whole[rows, columns]), f"rows {rows}, columns {columns}")

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <string>
 
 namespace infini {
@@ -14,11 +15,10 @@ constexpr const char *kControlGroups =
 template <class F>
 void each_control_group(F &&f) {
     std::string group;
-    if (FILE *file = std::fopen("/proc/self/cgroup", "r")) {
+    if (const std::unique_ptr<FILE, int (*)(FILE *)> file{std::fopen("/proc/self/cgroup", "r"), std::fclose}) {
         char line[4096];
-        while (std::fgets(line, sizeof line, file) != nullptr)
-            if (std::strncmp(line, "0::", 3) == 0) group.assign(line + 3, std::strcspn(line + 3, "\n"));
-        std::fclose(file);
+        while (std::fgets(line, sizeof line, file.get()) != nullptr)
+            if (std::strncmp(line, "0::/", 4) == 0) group.assign(line + 3, std::strcspn(line + 3, "\n"));
     }
     f(std::string(kControlGroups));
     for (; group.size() > 1; group.erase(group.find_last_of('/'))) f(kControlGroups + group);

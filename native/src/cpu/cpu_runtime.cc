@@ -78,8 +78,8 @@ uint64_t read_number(const std::string &path, const char *name, uint64_t otherwi
     return value;
 }
 
-/** Where a control group says what it may have, has, and has of files that it would give up: they are no less free than what the
- *  system itself counts as available. */
+/** Where a control group says its limit, its use, and the part of it that is inactive files, which it gives up before it refuses
+ *  memory: they are no less free than what the system itself counts as available. */
 struct MemoryFiles {
     std::string limit, used, statistics;
     const char *of_files; // in the statistics

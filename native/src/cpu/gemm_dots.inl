@@ -183,7 +183,7 @@ INFINI_CALLED void sum_few_dots(typename Units<T>::Sums::Scalar *to, int64_t ld,
 }
 
 constexpr int kDotsGroup = kManyRegisters ? 6 : 4; // rows of A at a time
-/** And up to which it is faster to multiply B where it lies, by several groups, than to pack it: measured on a Zen 4, with AVX2 and
+/** And up to which it is faster to multiply B where it lies, by several groups, than to pack it: measured on a Zen 4, AVX2's with
  *  what Zen 3 has for a second-level cache. */
 template <class T>
 constexpr int kDotsRows = 12;

@@ -1,9 +1,10 @@
 /* gemm in place: B is multiplied where it lies, in tasks that need nothing of each other. F32 and F64 where the rows of B are
  * contiguous, those of A as well, or as reads_a() has it, and B stays in the second-level cache; every dtype where A has few
- * rows, or not many and K is short. A is not packed either, but where it must be converted, or where several rows of it are
- * multiplied by columns of B with AVX-512 or by those of gemm_dots.inl. Where there is more of B than the cache holds, few rows of
- * A are multiplied by short blocks of K, and very few, or up to 32 with AVX-512, by long runs of some of B's rows. Columns of B are
- * multiplied over all of K (gemm_dots.inl, gemm_lines.inl, gemm_twins.inl, gemv.inl). */
+ * rows, or not many and K is short. A is not packed either, but where it must be converted, if it is not one row that
+ * gemm_dots.inl converts at each use, or where several rows of it are multiplied by columns of B with AVX-512 or there. Where
+ * there is more of B than the cache holds, few rows of A are multiplied by short blocks of K, and very few, or up to 32 with
+ * AVX-512, by long runs of some of B's rows. Columns of B are multiplied over all of K (gemm_dots.inl, gemm_lines.inl,
+ * gemm_twins.inl, gemv.inl). */
 #include "cpu/gemm_way.h"
 #include "cpu/thread_pool.h"
 #include "cpu/tiles.h"
@@ -110,7 +111,8 @@ struct InPlace final : Way {
 
     static bool applies(const Gemm &g) {
         if (has_twins(g)) return true;
-        if (g.dots) return g.m <= std::min<int64_t>(g.kernel.in_place_rows, g.k / kDotsDeep) && finds_a(g);
+        if (g.dots)
+            return g.m <= std::min<int64_t>(g.kernel.in_place_rows, g.k / kDotsDeep) && finds_a(g) && packs_few(g);
         if (g.b.col != 1 || g.n == 1)
             return g.b.row == 1 && (g.m <= g.kernel.in_place_rows || packs_for_columns(g)) && a_fits(g);
         if (holds(g) || has_steps(g)) return a_fits(g);
@@ -183,8 +185,10 @@ struct InPlace final : Way {
     static bool a_fits(const Gemm &g) { return !g.converts() || g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1); }
     /** May dot products be in several groups of rows? Each is read again for every few columns of B. */
     static bool finds_a(const Gemm &g) {
-        return g.m <= g.kernel.columns_rows || g.k <= second_level_cache() / g.size / g.kernel.columns_rows;
+        return g.m <= g.kernel.columns_rows || g.k <= second_level_cache() / g.kernel.acc_size / g.kernel.columns_rows;
     }
+    /** And may these rows be packed as a whole? See a_fits(). */
+    static bool packs_few(const Gemm &g) { return g.m == 1 || g.k <= kFewRowsOfA / g.m; }
 
     InPlace(const Gemm &gemm, int threads)
         : Way(gemm), by_rows(b.col == 1 && n > 1 && !dots), packs_a(dots ? m > 1 : gemm.converts()),

@@ -106,7 +106,10 @@ struct Gemm {
         const bool in_rows =
             !dots && c.col == 1 && takes_a && b_is_small() && (b.col == 1 || (converts() ? b.row == 1 : may_copy_b()));
         const bool empty = converts() ? 4 * n <= 3 * round_up(n, nr) : 16 * n <= 5 * nr;
-        exchanged = (column_major && !stays_in_rows()) || (n <= kFewColumns && m > 4 * n && (!in_rows || empty));
+        // Along k, columns that are too few for a kernel would be summed up one by one, and rows be packed for them.
+        constexpr int64_t kFewAlongK = 8;
+        const int64_t times = dots && n < kFewAlongK ? 1 : 4;
+        exchanged = (column_major && !stays_in_rows()) || (n <= kFewColumns && m > times * n && (!in_rows || empty));
         if (exchanged) {
             std::swap(m, n);
             std::swap(a, b);

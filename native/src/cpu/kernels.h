@@ -142,14 +142,15 @@ constexpr int steps_first(int rows) { return rows > kStepsGroup ? (rows + 1) / 2
 /** Do rows so many bytes apart meet in one or two sets of the first-level cache? */
 constexpr bool rows_meet(int64_t bytes) { return bytes % 2048 == 0; }
 
-constexpr int64_t kAheadNear = -1; // GemmInPlace::ahead_every: each line of a column, shortly before it is read
+/** GemmInPlace::ahead_every: each line of a column, shortly before it is read, or by gemm_dots 2 KiB before. */
+constexpr int64_t kAheadNear = -1;
 
 /** A few rows of A times kc rows of a B that is read where it lies, in order of k. Strides in elements, those of A in units. */
 struct GemmInPlace {
     int64_t kc;
-    const void *a; // a[r * a_row + u * a_unit], already of the type sums are kept in, but of gemm_dots
-    int64_t a_row, a_unit;
-    const void *b; // see GemmKernel
+    const void *a; // a[r * a_row + u * a_unit], already of the type sums are kept in; of gemm_dots one row as it is, or
+    int64_t a_row, a_unit; // several as GemmPackVectors has them, and these are of no use
+    const void *b;         // see GemmKernel
     int64_t b_stride;
     int64_t n;  // columns
     void *sums; // of the K blocks before, if there are any: [rows][ld], whole vectors
@@ -183,8 +184,8 @@ using GemmPack = int (*)(void *panels, int64_t panel_stride, const void *src, in
  *  exponent. */
 using GemmPackTwins = int (*)(void *to, const void *a, int64_t a_row, int64_t a_col, int64_t rows, int64_t k);
 
-/** Packs rows of A that are contiguous in k for `columns` of gemm_dots: vectors, [vector][row], of the type sums are kept in. The
- *  last ones are filled up with -0. */
+/** Packs rows of A that are contiguous in k for `columns` of gemm_dots: vectors, [vector][row], of the type sums are kept in, or of
+ *  F16 with AVX2 as they are. The last ones are filled up with -0. */
 using GemmPackVectors = void (*)(void *to, const void *a, int64_t a_row, int64_t rows, int64_t k);
 
 /** The parts of a matrix product of one element type. "acc" is the type sums are kept in: float, or double for F64. Operands are
@@ -265,8 +266,8 @@ struct KernelTable {
      *  kernels only rows[kFast]; where there are none, in_place_rows is 0. */
     GemmKernel gemm_pairs[2];
     /** Products of rows of A and columns of B that are contiguous in k, least_k or more of it, in an order of their own
-     *  (gemm_dots.inl): packed panels are multiplied lane by lane, and so are `columns` of an A that is not packed. Other kernels
-     *  there are not; where an instruction set has none at all, in_place_rows is 0. */
+     *  (gemm_dots.inl): packed panels are multiplied lane by lane, and `columns` of B where they lie have the sums of all lanes
+     *  at once. Other kernels there are not; where an instruction set has none at all, in_place_rows is 0. */
     GemmKernel gemm_dots[kDtypeCount];
     CeilingKernels ceilings;
     bool whole_lines; // are vectors as long as a cache line, and does this CPU compute them as a whole?

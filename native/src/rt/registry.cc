@@ -8,10 +8,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <set>
 #include <string>
 #include <string_view>
@@ -222,6 +224,7 @@ void load_from_environment() {
 std::string library_folder() {
     const char *name = this_library().dli_fname;
     const std::unique_ptr<char, void (*)(void *)> real(name != nullptr ? realpath(name, nullptr) : nullptr, std::free);
+    if (real == nullptr && errno == ENOMEM) throw std::bad_alloc();
     if (real == nullptr) return "";
     const std::string path = real.get();
     return path.substr(0, path.find_last_of('/') + 1);
