@@ -188,7 +188,7 @@ constexpr int kDotsGroup = kManyRegisters ? 6 : 4; // rows of A at a time
 template <class T>
 constexpr int kDotsRows = 12;
 template <>
-constexpr int kDotsRows<f16> = kManyRegisters ? 192 : 32;
+constexpr int kDotsRows<f16> = kManyRegisters ? 512 : 32;
 template <>
 constexpr int kDotsRows<bf16> = 16;
 

@@ -78,8 +78,9 @@ constexpr int64_t kHeldRowsUncrowded = 4; // from more rows on, short steps are 
  * to the first twice. For shorter rows of B it does not pay, nor for threads to have less of one. */
 constexpr int64_t kHeldUnits = 2, kHeldRun = 4096, kHeldLeastRow = 1024, kHeldOwnColumns = 2048;
 
-/* Of k, for each row of A: where sums are shorter, their lanes take too long to be brought together. Measured on Zen 4. */
-constexpr int64_t kDotsDeep = 16;
+/* Of k, whose square says for how many rows dot products are in place: the lanes of shorter sums take too long to be brought
+ * together. Measured with F16 on Zen 4: up to some 64 rows of 1024, 256 of 2048, 512 of 4096. */
+constexpr int64_t kDotsDeep = 128;
 
 constexpr int64_t kTurned = 64; // columns of sums transposed at a time, if a cache line holds no more than one's rows
 
@@ -111,8 +112,7 @@ struct InPlace final : Way {
 
     static bool applies(const Gemm &g) {
         if (has_twins(g)) return true;
-        if (g.dots)
-            return g.m <= std::min<int64_t>(g.kernel.in_place_rows, g.k / kDotsDeep) && finds_a(g) && packs_few(g);
+        if (g.dots) return g.m <= g.kernel.in_place_rows && is_deep(g) && finds_a(g) && packs_few(g);
         if (g.b.col != 1 || g.n == 1)
             return g.b.row == 1 && (g.m <= g.kernel.in_place_rows || packs_for_columns(g)) && a_fits(g);
         if (holds(g) || has_steps(g)) return a_fits(g);
@@ -183,12 +183,13 @@ struct InPlace final : Way {
     }
     /** May A be packed as a whole? K alone can be as long as 0 strides allow. */
     static bool a_fits(const Gemm &g) { return !g.converts() || g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1); }
+    static bool is_deep(const Gemm &g) { return g.m <= (g.k / kDotsDeep) * (g.k / kDotsDeep); }
     /** May dot products be in several groups of rows? Each is read again for every few columns of B. */
     static bool finds_a(const Gemm &g) {
         return g.m <= g.kernel.columns_rows || g.k <= second_level_cache() / g.kernel.acc_size / g.kernel.columns_rows;
     }
-    /** And may these rows be packed as a whole? See a_fits(). */
-    static bool packs_few(const Gemm &g) { return g.m == 1 || g.k <= kFewRowsOfA / g.m; }
+    /** And may these rows be packed as a whole? See a_fits(); half as much: all of it is read for every few columns. */
+    static bool packs_few(const Gemm &g) { return g.m == 1 || g.k <= kFewRowsOfA / 2 / g.m; }
 
     InPlace(const Gemm &gemm, int threads)
         : Way(gemm), by_rows(b.col == 1 && n > 1 && !dots), packs_a(dots ? m > 1 : gemm.converts()),
