@@ -7,8 +7,8 @@
 
 namespace infini {
 
-constexpr const char *kControlGroups =
-    "/sys/fs/cgroup"; // where version 2 is mounted, and what of version 1 is a folder of
+/** Where version 2 is mounted; of version 1 each controller is a folder in it. */
+constexpr const char *kControlGroups = "/sys/fs/cgroup";
 
 /** Calls f(folder) for the group of version 2 and for all above it: a limit of any of them is the process's. A container may see
  *  its own as the uppermost. */
