@@ -217,11 +217,15 @@ def taken(plugin: str, second: str) -> None:
 
 
 def no_devices(plugin: str) -> None:
-    """The backend is there and has no device: every id is out of range."""
+    """The backend is there and has no device: every id is out of range, and who asks for one hears why."""
     lib = load(plugin).lib
     assert info(lib).available == 1
+    assert lib.infinirtSetDevice(CPU, 7) == DEVICE_NOT_FOUND
+    before = lib.message()
     assert count(lib) == 0
+    assert lib.message() == before, "a call that succeeds leaves the message as it is"
     assert lib.infinirtSetDevice(QY, 0) == DEVICE_NOT_FOUND
+    assert "no QY:0" in lib.message() and "does not count" in lib.message(), lib.message()
     assert current_device(lib) == (CPU, 0)
     abi = Abi(lib)
     run_example(abi, OPS["add"], OPS["add"].layouts())

@@ -6,25 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "core/kept_message.h"
 #include "core/lazy.h"
 #include "op/descriptor.h"
 
 using namespace infini;
 
 namespace {
-
-constexpr size_t kMessage = 1024; // bytes of an error message kept
-
-/** Puts this thread's last error message back: what failed inside a call that succeeds is not the caller's to see. */
-class KeptMessage {
-public:
-    KeptMessage() { std::snprintf(text_, sizeof text_, "%s", infinirtGetLastErrorMessage()); }
-    ~KeptMessage() { infinirtSetLastError(INFINI_STATUS_SUCCESS, text_); }
-    KeptMessage(const KeptMessage &) = delete;
-
-private:
-    char text_[kMessage];
-};
 
 /** Several steps in a row, and why the first that failed did. Allocates nothing: no step is left out for lack of memory. */
 class Attempt {
@@ -45,7 +33,7 @@ public:
     const char *why() const { return why_; }
 
 private:
-    char why_[kMessage] = "";
+    char why_[1024] = "";
 };
 
 bool offers_capture(const InfiniRuntimeTable &table) {

@@ -19,6 +19,7 @@
 #include <string_view>
 
 #include "core/fork_mutex.h"
+#include "core/kept_message.h"
 #include "core/thread_local.h"
 #include "cpu/cpu_backend.h"
 
@@ -270,6 +271,7 @@ infiniStatus_t fail_no_backend(const char *function, infiniDevice_t device) {
 }
 
 int device_count(infiniDevice_t device) {
+    const KeptMessage kept; // a plugin's probe may fail, too
     const InfiniBackend *backend = find_backend(device);
     int count = 0;
     if (backend == nullptr || backend->runtime->device_count(&count) != INFINI_STATUS_SUCCESS || count < 0) return 0;

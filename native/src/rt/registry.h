@@ -15,7 +15,7 @@ const char *device_name(infiniDevice_t device);
 
 inline bool device_known(infiniDevice_t device) { return device >= 0 && device < INFINI_DEVICE_TYPE_COUNT; }
 
-/** Number of devices in a slot; 0 with a recorded reason when the backend cannot say. */
+/** Number of devices in a slot; 0 when there is no backend, or it cannot say. Leaves the last error message as it is. */
 int device_count(infiniDevice_t device);
 
 } // namespace infini

@@ -34,8 +34,12 @@ infiniStatus_t null_argument(const char *function, const char *argument) {
 infiniStatus_t check_device(const char *function, infiniDevice_t device, int id) {
     if (!device_known(device))
         return fail(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, "%s: %d is not a device type", function, device);
-    if (find_backend(device) == nullptr) return fail_no_backend(function, device);
-    const int count = device_count(device);
+    const InfiniBackend *backend = find_backend(device);
+    if (backend == nullptr) return fail_no_backend(function, device);
+    int count = 0;
+    if (backend->runtime->device_count(&count) != INFINI_STATUS_SUCCESS)
+        return fail(INFINI_STATUS_DEVICE_NOT_FOUND, "%s: there is no %s:%d: %s", function, device_name(device), id,
+                    infinirtGetLastErrorMessage());
     if (id < 0 || id >= count)
         return fail(INFINI_STATUS_DEVICE_NOT_FOUND, "%s: there is no %s:%d, this machine has %d of them", function,
                     device_name(device), id, count);
