@@ -15,6 +15,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from operator import itemgetter
 from os import PathLike
 from pathlib import Path
 from threading import get_ident
@@ -33,7 +34,7 @@ from ._log import logger
 from ._memory import Block, MemoryReport, arena_size, lifetimes, place
 from ._native import NULL, address
 from ._native import pointer as as_pointer
-from ._native_op import NATIVE, NativeGraph, refuse
+from ._native_op import NATIVE, NativeGraph, refuse, refuse_overlap
 from ._program import Node, Range, buffer_at, covers, range_of, virtual
 from .device import CPU, Device, DeviceLike, as_device, refuse_pickle, thread
 from .dtypes import DType
@@ -151,6 +152,23 @@ class _Program(NamedTuple):
     steps: list[Any]  # native executors, and calls of implementations that are not native
 
 
+def _sources(kept: Iterable[_Held], device: Device) -> list[Any]:
+    """What says on which streams of a device these operands are worked with."""
+    return stream_sources(one.operand for one in kept if one.device is device)
+
+
+def _outputs(kept: Sequence[_Held], program: _Program) -> tuple[list[Any], list[Any]]:
+    """Of what a program writes: that whose libraries count writes, and what may be read-only by then. Tells
+    its steps on devices whose streams they are to wait for.
+    """
+    for step in program.steps:
+        if isinstance(step, NativeGraph) and step.device is not CPU:
+            step.operands = _sources(kept, step.device)
+    outputs = [one.operand for one in kept if one.is_output]
+    counted = [output for output in outputs if type(output) in write_counts]
+    return counted, [output for output in outputs if isinstance(output, np.ndarray)]
+
+
 class Graph:
     """A recorded list of operators, replayed in as few native calls as possible.
 
@@ -221,7 +239,7 @@ class Graph:
             if not drop:
                 self._settle()
                 self._program = self._compiled(self._nodes)
-                self._count()
+                self._counted, self._asked = _outputs(self._kept, self._program)
                 self._state = "recorded"
         finally:
             self._made.clear()
@@ -257,6 +275,8 @@ class Graph:
         foreign = None if call._impl is NATIVE else call
         if foreign is None:
             refuse(call)
+        else:
+            refuse_overlap(call)
         node = Node(
             type(call),
             call.device,
@@ -305,15 +325,16 @@ class Graph:
                     first_use[k] = None
         owners = {k: made[k].owner() for k in needed}
         self._kept = [kept for kept in self._kept if (k := number(kept.range)) is None or k in needed]
-        alone = {
-            k: n for n, k in enumerate(k for k in first_use if k not in needed and made[k].owner() is None)
-        }
-        for k, one in enumerate(made):
-            owner = owners.get(k, one.owner())
-            if owner is not None and (k in first_use or k in needed):
-                whole = Range(one.device, one.address, one.address + one.nbytes)
-                pointer = keeping(owner, as_pointer(one.address))
-                self._kept.append(_all_of(whole, owner, pointer, k in first_use))
+        # Asked once: a garbage collection or another thread may let go of one at any time.
+        for k in first_use:
+            if k not in needed and (owner := made[k].owner()) is not None:
+                owners[k] = owner
+        alone = {k: n for n, k in enumerate(k for k in first_use if k not in owners)}
+        for k, owner in sorted(owners.items(), key=itemgetter(0)):
+            one = made[k]
+            whole = Range(one.device, one.address, one.address + one.nbytes)
+            pointer = keeping(owner, as_pointer(one.address))
+            self._kept.append(_all_of(whole, owner, pointer, k in first_use))
         self._sizes = {n: made[k].nbytes for k, n in alone.items()}
 
         def moved(node: Node) -> Node:
@@ -328,18 +349,6 @@ class Graph:
             )
 
         self._nodes = [moved(node) for node in self._nodes]
-
-    def _count(self) -> None:
-        outputs = [kept.operand for kept in self._kept if kept.is_output]
-        self._counted = [output for output in outputs if type(output) in write_counts]
-        self._asked = [output for output in outputs if isinstance(output, np.ndarray)]
-        for step in self._program.steps:
-            if isinstance(step, NativeGraph) and step.device is not CPU:
-                step.operands = self._sources(step.device)
-
-    def _sources(self, device: Device) -> list[Any]:
-        """What says on which streams of a device the graph's operands are worked with."""
-        return stream_sources(kept.operand for kept in self._kept if kept.device is device)
 
     # ---- compiling ---------------------------------------------------------------------------------------
 
@@ -492,7 +501,7 @@ class Graph:
         try:
             with ExitStack() as orders:
                 for device in dict.fromkeys(call.device for call in program.calls if call.device is not CPU):
-                    orders.enter_context(stream_order("Graph.profile", device, self._sources(device)))
+                    orders.enter_context(stream_order("Graph.profile", device, _sources(self._kept, device)))
                 return program, measure(program.nodes, program.calls, program.workspaces, program.steps, n)
         finally:
             if self._counted:
@@ -511,9 +520,18 @@ class Graph:
         """
         if self._state not in ("recording", "recorded"):
             raise GraphError(f"Graph.name: the graph is {self._state}, needs to be recording or recorded")
+        named = {}
         for name, operand in operands.items():
             ((device, layout, pointer),) = views("Graph.name", (name,), (operand,))
-            self._names[name] = _Held(operand, device, layout, keeping(operand, pointer))
+            named[name] = _Held(operand, device, layout, keeping(operand, pointer))
+
+        def add() -> None:
+            self._names = {**self._names, **named}  # another one: who reads the old one reads on
+
+        if self._state == "recording":
+            add()
+        else:
+            self._alone("Graph.name", add)
 
     @property
     def tensors(self) -> dict[str, Any]:
@@ -573,9 +591,11 @@ class Graph:
         kept = [
             one for one in self._kept if not any(move.of(one.layout, one.at, one.range) for move in moves)
         ]
-        # Nothing fails from here on.
-        self._nodes, self._program, self._kept, self._names = nodes, program, kept + added, names
-        self._count()
+        kept += added
+        counted, asked = _outputs(kept, program)
+        # Nothing fails from here on, and no signal's handler runs.
+        self._nodes, self._program, self._kept, self._names = nodes, program, kept, names
+        self._counted, self._asked = counted, asked
 
     def _renamed(self, name: str, moves: Sequence[_Move], added: Sequence[_Held]) -> _Held:
         """What a name means after some moves."""

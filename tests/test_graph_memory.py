@@ -7,18 +7,21 @@ import random
 import resource
 import threading
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import heap
 import numpy as np
 import pytest
+from places import at_place, interrupted
 
 import infiniop_py as ip
 from infiniop_py import _layout, _memory, graph
 from infiniop_py._memory import ALIGNMENT, Block, arena_size, place
 
 Array = np.ndarray[Any, Any]
+PACKAGE = str(Path(ip.__file__).parent)
 
 
 def ones(*shape: int) -> Array:
@@ -644,3 +647,68 @@ def test_bind_is_refused_while_recording_and_before() -> None:
         with pytest.raises(ip.GraphError, match="the graph is recording"):
             g.bind(x, x)
     g.bind(x, x)
+
+
+# ---- at any time -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_a_time", [1, 7])
+def test_results_that_are_let_go_of_while_a_recording_ends(at_a_time: int) -> None:
+    """By another thread, or a garbage collection: each has a place in the arena, or is kept."""
+    x, place_number = ones(1000), 1
+    while True:
+        made: list[Array] = []
+        g = ip.Graph(fuse="none")
+        g.__enter__()
+        made += [ip.add(x, x) for _ in range(8)]
+        end, let_go = partial(g.__exit__, None, None, None), partial(made.__delitem__, slice(at_a_time))
+        found = at_place(place_number, PACKAGE, end, let_go)
+        places = {kept.range for kept in g._kept}
+        assert len(places) - 1 + len(g._sizes) == 8, place_number  # one is x
+        if not found:
+            break
+        place_number += 1
+    assert place_number > 20
+
+
+def test_names_are_given_and_bound_by_one_thread_at_a_time() -> None:
+    x, z = ones(4), 3 * ones(4)
+    refused = []
+
+    def name() -> None:
+        try:
+            g.name(late=y)
+        except ip.GraphError as error:
+            refused.append(str(error))
+
+    place_number = 1
+    while True:
+        with ip.Graph() as g:
+            g.name(x=x)
+            y = ip.add(x, x)
+        if not at_place(place_number, PACKAGE, partial(g.bind, x=z), name):
+            break
+        name()
+        g.run()
+        assert set(g.tensors) == {"x", "late"} and g.tensors["x"] is z
+        assert y.tolist() == [6] * 4
+        place_number += 1
+    assert place_number > 20 and "is running this graph" in refused[0]
+
+
+def test_a_bind_that_is_interrupted_is_done_or_not() -> None:
+    x, place_number = ones(4), 1
+    while True:
+        y, other = ones(4), ones(4)
+        with ip.Graph() as g:
+            ip.add_(y, x, x)
+        if not interrupted(place_number, PACKAGE, partial(g.bind, y, other)):
+            break
+        g.run()
+        used, unused = (other, y) if other[0] == 2 else (y, other)
+        used[:], used.flags.writeable = 1, False
+        with pytest.raises(ip.ParamError, match="read-only"):
+            g.run()
+        assert used.tolist() == unused.tolist() == [1] * 4, place_number
+        place_number += 1
+    assert place_number > 20
