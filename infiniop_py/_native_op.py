@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from . import _native
-from ._layout import RESULT, Layout, Shape, element_strides, overlap, row_major
+from ._layout import RESULT, Layout, Shape, element_strides, overlap, row_major, same_elements
 from ._log import logger
 from ._native import BYTE_POINTER, NULL, address, cast, check, ffi, last_message, lib, owning, owning_pointer
 from .cache import OpCache
@@ -91,8 +91,12 @@ def _refusal(
     operator, colon, sentence = last_message().partition(": ")
     if operator != op.name:  # not about the operands
         return _native.error(status)
-    known = next(given for given in names if given != RESULT)
-    said = [known if given == RESULT else given for given in names]
+    if " overlaps " in sentence:  # each other, so the one must not be said to be the other
+        pairs = zip(op.operand_names, names)
+        said = [f"{own} (the result)" if given == RESULT else given for own, given in pairs]
+    else:
+        known = next(given for given in names if given != RESULT)
+        said = [known if given == RESULT else given for given in names]
     if shapes:
         said = [f"{given} with shape {shape}" for given, shape in zip(said, shapes)]
     words = dict(zip(op.operand_names, said))
@@ -116,6 +120,8 @@ class Call(Protocol):
     def n_outputs(self) -> int: ...
     @property
     def native(self) -> NativeOp: ...
+    @property
+    def may_be_output(self) -> frozenset[str]: ...
     @property
     def pointers(self) -> list[Any]: ...
 
@@ -235,7 +241,7 @@ def plan(call: Call) -> Descriptor:
     if descriptor is None:
         problem = call.problem()
         if problem.offsets is not None:
-            _refuse_self_overlap(call)
+            refuse_self_overlap(call)
         descriptor = create(call.native, call.name, call.names, call.device, problem, call.params)
         cache.put(key, descriptor)
     return descriptor
@@ -245,7 +251,8 @@ def plan(call: Call) -> Descriptor:
 # first.
 
 
-def _refuse_self_overlap(call: Call) -> None:
+def refuse_self_overlap(call: Call) -> None:
+    """Refuse a call one of whose outputs has elements that share memory with each other."""
     for name, (dtype, shape, strides) in zip(call.names[: call.n_outputs], call.layouts):
         source = (dtype, shape, row_major(shape, dtype.itemsize))
         try:
@@ -253,7 +260,7 @@ def _refuse_self_overlap(call: Call) -> None:
                 REARRANGE,
                 call.name,
                 (name, "x"),
-                call.device,
+                CPU,
                 Problem(((dtype, shape, strides), source)),
                 (),
             )
@@ -266,10 +273,12 @@ def _refuse_self_overlap(call: Call) -> None:
 
 
 def refuse_overlap(call: Call) -> None:
-    """Refuse a call one of whose outputs shares memory with an input."""
-    operands = list(zip(call.names, call.layouts, map(address, call.pointers)))
-    for name, layout, at in operands[: call.n_outputs]:
-        for other, read, read_at in operands[call.n_outputs :]:
+    """Refuse a call one of whose outputs shares memory with another operand, unless it may be that."""
+    operands = list(zip(call.native.operand_names, call.names, call.layouts, map(address, call.pointers)))
+    for i, (_, name, layout, at) in enumerate(operands[: call.n_outputs]):
+        for own, other, read, read_at in operands[i + 1 :]:
+            if own in call.may_be_output and at == read_at and same_elements(layout, read):
+                continue
             if overlap(layout, at, read, read_at):
                 raise ParamError(
                     f"{call.name}: {name} with shape {layout[1]} overlaps {other} with shape {read[1]}; "

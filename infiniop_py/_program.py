@@ -41,6 +41,7 @@ class Op(Protocol):
     n_outputs: ClassVar[int]
     native: ClassVar[NativeOp]
     is_copy: ClassVar[bool]
+    may_be_output: ClassVar[frozenset[str]]
     epilogues: ClassVar[dict[str, Any]]
     keeps_sums: ClassVar[frozenset[DType]]
 
@@ -113,6 +114,10 @@ class Node:
     @property
     def native(self) -> NativeOp:
         return self.op.native
+
+    @property
+    def may_be_output(self) -> frozenset[str]:
+        return self.op.may_be_output
 
     def cache(self) -> OpCache:
         return self.op.cache()

@@ -12,9 +12,9 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from sys import is_finalizing
 from time import perf_counter_ns
 from typing import Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
-from weakref import finalize
 
 from numpy import ndarray
 
@@ -29,6 +29,7 @@ from ._native_op import (
     Problem,
     refuse,
     refuse_overlap,
+    refuse_self_overlap,
     reserve,
 )
 from .cache import CAPACITY, OpCache
@@ -63,6 +64,20 @@ __all__ = ["GraphOperator"]
 
 def _is_quiet() -> bool:
     return not logger.isEnabledFor(logging.DEBUG)
+
+
+class _Cleanup:
+    """Cleans up after a plan when it goes itself, also where the plan refers to the call that holds it."""
+
+    __slots__ = ("_cleanup", "_plan")
+
+    def __init__(self, cleanup: Callable[[Any], None], plan: Any) -> None:
+        self._cleanup = cleanup
+        self._plan = plan
+
+    def __del__(self) -> None:
+        if not is_finalizing():
+            self._cleanup(self._plan)
 
 
 class _ThreadCache(threading.local):
@@ -108,6 +123,7 @@ class GraphOperator(ABC):
     __slots__ = (
         "__weakref__",
         "_asked",
+        "_end",
         "_how",
         "_impl",
         "_prepared",
@@ -140,6 +156,9 @@ class GraphOperator(ABC):
     #: The layouts of the results that a call makes on the CPU, by those of its inputs.
     results: ClassVar[dict[tuple[Layout, ...], tuple[Layout, ...]]]
 
+    #: Inputs whose memory an output may be, exactly.
+    may_be_output: ClassVar[frozenset[str]] = frozenset()
+
     #: Of `params` and of `scalars`, in their order.
     param_names: ClassVar[tuple[str, ...]] = ()
     scalar_names: ClassVar[tuple[str, ...]] = ()
@@ -159,6 +178,7 @@ class GraphOperator(ABC):
     _how: str  # where the plan came from; known only while that is logged
     # Outputs to ask at each run whether they may be written, as NumPy arrays may be no more; torch counts it.
     _asked: Sequence[tuple[str, Any]]
+    _end: object  # what is to be done with the plan once the call is gone
     _prepared: Callable[[], int] | None  # the whole run as one native call, which returns its status
 
     def __init_subclass__(cls) -> None:
@@ -228,12 +248,13 @@ class GraphOperator(ABC):
         self._plan_by(self._dispatcher.implementation(device.type))
 
     def _plan_by(self, impl: OpImpl) -> None:
-        if impl is not NATIVE and self.device is not CPU:
-            impl = impl._replace(run=_in_stream_order(impl.run))
+        if impl is not NATIVE:
+            refuse_self_overlap(self)
+            if self.device is not CPU:
+                impl = impl._replace(run=_in_stream_order(impl.run))
         self._impl = impl
         self.plan = impl.plan(self) if _is_quiet() else self._plan_logged(impl)
-        if impl.cleanup is not None:
-            finalize(self, impl.cleanup, self.plan).atexit = False
+        self._end = None if impl.cleanup is None else _Cleanup(impl.cleanup, self.plan)
 
     def _take(
         self, operands: tuple[Any, ...], params: tuple[float, ...] = (), scalars: tuple[float, ...] = ()
@@ -363,6 +384,8 @@ class GraphOperator(ABC):
         if logger.isEnabledFor(logging.DEBUG):
             self._run_logged()
         elif self._prepared is None or self._prepared():  # which has no words for what is refused
+            if self._impl is not NATIVE:
+                refuse_overlap(self)
             self._impl.run(self)
         if write_counts:
             count_writes(self.operands[: self.n_outputs])
@@ -462,6 +485,8 @@ class GraphOperator(ABC):
         outcome = "failed"
         start = perf_counter_ns()
         try:
+            if self._impl is not NATIVE:
+                refuse_overlap(self)
             self._impl.run(self)
             outcome = "exit"
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -247,3 +248,44 @@ def test_registering_while_others_call(own: Any) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_a_plan_that_refers_to_its_call_is_cleaned_up(own: Any) -> None:
+    cleaned: list[int] = []
+
+    class Prepared:
+        def __init__(self, call: ip.GraphOperator) -> None:
+            self.call = call
+
+    own(ip.Add, ip.OpImpl(Prepared, one, lambda plan: cleaned.append(len(plan.call.operands))))
+    x = np.ones(3)
+    known = weakref.ref(x)
+    ip.add(x, x)
+    del x
+    gc.collect()
+    assert cleaned == [3] and known() is None
+
+
+def test_overlaps_are_refused_before_a_function_runs(own: Any) -> None:
+    runs: list[int] = []
+    for op in (ip.Add, ip.AddRMSNorm, ip.Rearrange):
+        own(op, lambda *operands: runs.append(len(operands)))
+    x = np.arange(6.0)
+    plan = ip.Add(x[1:], x[:-1], np.ones(5))
+    for call in (
+        lambda: ip.add(x[:-1], x[:-1], out=x[1:]),
+        plan,
+        plan.run,
+        lambda: ip.add_rms_norm(x[None], x[None], np.ones(6), out=x[None], residual_out=x[None]),
+        lambda: ip.rearrange(x, out=x),
+    ):
+        with pytest.raises(ip.ParamError, match="overlaps"):
+            call()  # type: ignore[operator]
+        with ip.Graph(), pytest.raises(ip.ParamError, match="overlaps"):
+            call()  # type: ignore[operator]
+    with pytest.raises(ip.StrideError, match="overlap each other"):
+        ip.add(np.ones(5), np.ones(5), out=np.lib.stride_tricks.as_strided(np.zeros(1), (5,), (0,)))
+    assert runs == []
+    ip.add_(x, x, x)
+    ip.add_rms_norm(x[None], x[None], np.ones(6), out=x[None])
+    assert runs == [3, 6]

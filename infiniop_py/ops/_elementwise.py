@@ -26,6 +26,7 @@ class Elementwise(GraphOperator):
 
     operand_names = ("c", "a", "b")
     n_outputs = 1
+    may_be_output = frozenset(_INPUTS)
 
     #: The form that writes its first operand: ``into(c, a, b, names of the three in messages)``.
     into: ClassVar[Callable[..., Any]]

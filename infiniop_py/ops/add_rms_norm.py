@@ -51,6 +51,7 @@ class AddRMSNorm(GraphOperator):
     name = "add_rms_norm"
     operand_names = ("y", "residual_out", "a", "b", "weight")
     n_outputs = 2
+    may_be_output = frozenset(("a", "b"))
     native = native_op("AddRMSNorm", name, operand_names)
     param_names = ("epsilon",)
 
@@ -88,6 +89,7 @@ def add_rms_norm(
     the weight has the same dtype, or any of F16, BF16 and F32 when `a` is F16 or BF16. Outer strides are
     free, the last one must be 1. The residual is rounded to its dtype first, and `y` is computed from what
     was rounded, in F32 (F64 for F64), and rounded once: the same as :func:`add` followed by a norm.
+    `epsilon` is rounded to F32.
 
     `y` goes to `out` and the residual to `residual_out` where they are given; each has the shape and dtype
     of `a`, may be exactly `a` or `b`, and must share no other memory with an operand or with the other.
