@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .dtypes import DType
-from .errors import DTypeError, OperandError, ShapeError, StrideError, shown
+from .errors import DTypeError, NullPointerError, OperandError, ParamError, ShapeError, StrideError, shown
 
 Shape: TypeAlias = tuple[int, ...]
 #: element type, shape, strides in bytes. Equal layouts compare equal, whatever kind of array they describe.
@@ -194,6 +194,25 @@ def need_one_dtype(op: str, names: Sequence[str], layouts: Sequence[Layout]) -> 
                 "be the same "
                 "(nothing is promoted)"
             )
+
+
+def need_memory(layout: Layout, address: int) -> tuple[int, int]:
+    """Refuse what another library says of an array where none can be so; return its extent. Messages begin
+    with a verb.
+    """
+    dtype, shape, strides = layout
+    if count(tuple(size or 1 for size in shape)) * dtype.itemsize > MAX_BYTES:
+        raise ShapeError(f"has shape {shape}, which makes more than 2**63 - 1 bytes")
+    if max(map(abs, strides), default=0) > MAX_BYTES:
+        raise StrideError(f"has strides of {strides} bytes, needs less than 2**63")
+    low, high = extent(layout)
+    if low != high and not address:
+        raise NullPointerError(f"has shape {shape}, but no memory")
+    if not 0 <= address + low <= address + high < 2**64:
+        raise ParamError(f"has shape {shape} at {address:#x}, which leaves the address space")
+    if low != high and address % dtype.alignment:
+        raise ParamError(f"with shape {shape} at {address:#x} is not aligned to its element type {dtype}")
+    return low, high
 
 
 def overlap(layout_x: Layout, address_x: int, layout_y: Layout, address_y: int) -> bool:

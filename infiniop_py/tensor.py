@@ -29,8 +29,10 @@ from ._layout import (
     extent,
     interned,
     is_row_major,
+    need_memory,
     need_steps,
     row_major,
+    same_elements,
 )
 from ._native import address as address_of
 from ._native import check, ffi, lib
@@ -127,6 +129,7 @@ class _Operators:
     gemm: Callable[[Any, Any], Any]
     add_: Callable[[Any, Any, Any], Any]
     mul_: Callable[[Any, Any, Any], Any]
+    gemm_: Callable[[Any, Any, Any], Any]
     rearrange_: Callable[[Any, Any], Any]
     copy_: Callable[[Any, Any], Any]
     as_tensor: Callable[[str, str, Any], Tensor]
@@ -208,8 +211,21 @@ class Tensor:
     _layout: Layout | None
     _pointer: Any
 
-    # NumPy arrays on the left of an operator leave it to the tensor on the right.
-    __array_priority__ = 1000
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any
+    ) -> Any:
+        """NumPy's functions with a Tensor among their inputs. Those of the operators ``+``, ``*`` and ``@``,
+        which NumPy's arrays come here for, are this library's; others read the values as an array does.
+        """
+        if any(isinstance(one, Tensor) for one in out):
+            return NotImplemented
+        name = _OF_UFUNCS.get(ufunc)
+        if name is None or method != "__call__" or options:
+            arrays = [np.asarray(x) if isinstance(x, Tensor) else x for x in inputs]
+            return getattr(ufunc, method)(*arrays, **({"out": out} if out else {}), **options)
+        if not all(map(_is_operand, inputs)):
+            return NotImplemented
+        return getattr(operators, f"{name}_")(*out, *inputs) if out else getattr(operators, name)(*inputs)
 
     def __init__(self) -> None:
         raise errors.OperandError(
@@ -266,7 +282,7 @@ class Tensor:
         device: DeviceLike | None = None,
     ) -> Tensor:
         """Return ``start, start + step, ...`` below `stop` (one argument: from 0 to it), as I64, or F32 if
-        one is a float.
+        one is a float. ParamError for numbers that `dtype` has no room for.
         """
         if stop is None:
             start, stop = 0, start
@@ -278,7 +294,10 @@ class Tensor:
             dtype = "I64" if all(isinstance(value, Integral) for value in (start, stop, step)) else "F32"
         parsed = as_dtype(dtype, "arange")
         numpy = parsed.numpy
-        values = _made("arange", lambda: np.arange(start, stop, step).astype(numpy))
+        given = _made("arange", lambda: np.arange(start, stop, step))
+        for value in given[:1].tolist() + given[-1:].tolist():  # the others lie between these
+            _need_room("arange", value, parsed)
+        values = _made("arange", lambda: given.astype(numpy))
         return _upload("arange", values.shape, parsed, as_device(device), values)
 
     @staticmethod
@@ -680,7 +699,8 @@ class Tensor:
             )
         if not self._writable:
             raise errors.ParamError(f"copy_: destination of shape {self.shape} is read-only")
-        if self._view == source._view:
+        same_place = source._view[::2] == self._view[::2]
+        if same_place and same_elements(self._view[1], source._view[1]):
             return self
         if source.device is self.device:
             operators.copy_(self, source if source.device is CPU else given)
@@ -694,8 +714,9 @@ class Tensor:
         return self
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Return a NumPy array on the same memory. DeviceError unless the tensor is on the CPU; DTypeError
-        for types NumPy has not.
+        """Return a NumPy array on the same memory, also while a graph is being recorded, when what has been
+        computed there is yet to come. DeviceError unless the tensor is on the CPU; DTypeError for types NumPy
+        has not.
         """
         if self.device is not CPU:
             raise errors.DeviceError(f"numpy: the tensor is on {self.device}; use .to('cpu') first")
@@ -783,6 +804,7 @@ class Tensor:
         }
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        refuse_while_recording("reading values")
         array = self.numpy()
         if dtype is not None and np.dtype(dtype) != array.dtype:
             if copy is False:
@@ -814,13 +836,20 @@ class Tensor:
     def __bool__(self) -> bool:
         if self.size != 1:
             raise errors.ParamError(f"the truth value of a Tensor of shape {self.shape} is ambiguous")
-        return bool(self.item())
+        return bool(self._number("bool"))
 
     def __float__(self) -> float:
-        return float(self.item())
+        return float(self._number("float"))
 
     def __int__(self) -> int:
-        return int(self.item())
+        return int(self._number("int"))
+
+    def _number(self, what: str) -> Any:
+        """The only element, of a type that Python has a number for."""
+        value = self.item()
+        if isinstance(value, bytes):
+            raise errors.DTypeError(f"{what}: the element is {self.dtype}, of which Python has no number")
+        return value
 
     def __repr__(self) -> str:
         if thread.recording is not None:
@@ -862,6 +891,8 @@ class Tensor:
 def _is_operand(other: object) -> bool:
     return isinstance(other, (Tensor, np.ndarray)) or operators.knows(other)
 
+
+_OF_UFUNCS = {np.add: "add", np.multiply: "mul", np.matmul: "gemm"}
 
 empty = Tensor.empty
 zeros = Tensor.zeros
@@ -908,21 +939,7 @@ def tensor_of(source: Any) -> Tensor:
     capsule = _dlpack.asked(source, "__dlpack__", _dlpack.capsule_of, source, device, stream)
     found = _dlpack.read(capsule)
     layout = (found.dtype, found.shape, found.strides)
-    if count(tuple(size or 1 for size in found.shape)) * found.dtype.itemsize > MAX_BYTES:
-        raise errors.ShapeError(f"has shape {found.shape}, which makes more than 2**63 - 1 bytes")
-    if max(map(abs, found.strides), default=0) > MAX_BYTES:
-        raise errors.StrideError(f"has strides of {found.strides} bytes, needs less than 2**63")
-    low, high = extent(layout)
-    if low != high and not found.address:
-        raise errors.NullPointerError(f"has shape {found.shape}, but no memory")
-    if not 0 <= found.address + low <= found.address + high < 2**64:
-        raise errors.ParamError(
-            f"has shape {found.shape} at {found.address:#x}, which leaves the address space"
-        )
-    if low != high and found.address % found.dtype.alignment:
-        raise errors.ParamError(
-            f"with shape {found.shape} at {found.address:#x} is not aligned to its element type {found.dtype}"
-        )
+    low, high = need_memory(layout, found.address)
     owner = (capsule, pinned(source)) if is_array else capsule
     storage = _Storage(found.device, found.address + low, high - low, owner)
     writable = found.writable and package not in _IMMUTABLE
@@ -967,8 +984,9 @@ def of_array(op: str, name: str, array: np.ndarray[Any, Any]) -> Tensor:
     return Tensor._make(storage, layout, address, array.flags.writeable)
 
 
-#: Packages whose arrays never change, although their capsules do not say so.
-_IMMUTABLE = frozenset(("jax", "jaxlib"))
+#: Packages whose arrays never change, although their capsules do not say so, as those of before DLPack 1.0
+#: cannot.
+_IMMUTABLE = frozenset(("jax", "jaxlib", "pyarrow", "tensorflow"))
 
 
 def package_of(kind: type) -> str:
@@ -1022,6 +1040,19 @@ def _made(what: str, values: Callable[[], np.ndarray[Any, Any]]) -> np.ndarray[A
         return values()
     except (MemoryError, ValueError, OverflowError) as error:  # the others: more bytes than addresses
         raise errors.OutOfMemoryError(f"{what}: {error}") from None
+
+
+def _need_room(op: str, value: float, dtype: DType) -> None:
+    """Refuse a number that is too large for a type."""
+    numpy = dtype.numpy
+    if numpy.kind in "iu":
+        limits = np.iinfo(numpy)
+        fits = limits.min <= int(value) <= limits.max
+    else:
+        with np.errstate(over="ignore"):
+            fits = numpy.kind != "f" or bool(np.isfinite(np.asarray(value).astype(numpy)))
+    if not fits:
+        raise errors.ParamError(f"{op}: {shown(value)} is too large for {dtype}")
 
 
 def _need_finite(op: str, name: str, value: object) -> None:

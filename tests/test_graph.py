@@ -176,13 +176,28 @@ def test_values_cannot_be_read_while_recording() -> None:
     t = ip.ones(3)
     with ip.Graph() as graph:
         u = t + t
-        for read in (u.tolist, u[0].item, lambda: bool(u[0])):
+        for read in (
+            u.tolist, u[0].item, lambda: bool(u[0]), lambda: np.asarray(u), lambda: np.array(u),
+            lambda: np.sum(u), lambda: np.float32(2) - u,
+        ):  # fmt: skip
             with pytest.raises(ip.GraphError, match="nothing has been computed yet"):
                 read()
         assert "no values while recording" in repr(u)
         assert u.numpy().shape == (3,)
     graph.run()
     assert u.tolist() == [2, 2, 2]
+
+
+def test_what_overlaps_is_called_what_it_is() -> None:
+    x = np.ones(8, "f4")
+    with ip.Graph() as graph:
+        y, residual = ip.add_rms_norm(x[:4], x[4:], np.ones(4, "f4"))
+    with pytest.raises(ip.ParamError, match=r"y \(the result\) .* overlaps residual_out \(the result\)"):
+        graph.bind(y, residual)
+    with ip.Graph() as graph:
+        y = ip.rearrange(x)
+    with pytest.raises(ip.ParamError, match=r"rearrange: y \(the result\) .* overlaps x with shape \(8,\)"):
+        graph.bind(y, x)
 
 
 def test_a_graph_keeps_what_it_uses() -> None:

@@ -406,3 +406,76 @@ def test_tensors_do_not_pickle() -> None:
             pickle.dumps(thing)
         with pytest.raises(ip.OperandError):
             copy.copy(thing)
+
+
+def test_numpys_operators_with_a_tensor_are_this_librarys() -> None:
+    a = alias = np.ones(3, "f4")
+    t = tensor(3)
+    for made in (a + t, t + a, np.add(a, t), a * t, np.multiply(t, a), np.eye(3, dtype="f4") @ t[:, None]):
+        assert type(made) is ip.Tensor
+    a += t
+    a *= t
+    assert a is alias and a.tolist() == [0, 2, 6]
+    matrix = alias = np.eye(3, dtype="f4")
+    matrix @= ip.ones((3, 3))
+    assert matrix is alias and (matrix == 1).all()
+    with pytest.raises(ip.ShapeError, match="outputs are never resized"):
+        a += ip.ones((2, 3))
+
+
+@pytest.mark.parametrize("scalar", [2.0, np.float32(2), np.float64(2), np.int64(2)], ids=repr)
+def test_no_number_is_an_operand(scalar: Any) -> None:
+    t = alias = tensor(3)
+    for call in (lambda: t * scalar, lambda: scalar * t, lambda: t + scalar, lambda: scalar + t):
+        with pytest.raises(TypeError):
+            call()
+    with pytest.raises(TypeError):
+        t *= scalar
+    assert t is alias and t.tolist() == [0, 1, 2]
+
+
+def test_other_functions_of_numpy_read_the_values() -> None:
+    t, out = tensor(3), np.zeros(3, "f4")
+    assert np.sum(t) == np.add.reduce(t) == 3
+    np.testing.assert_array_equal(np.exp(t), np.exp(array(3)))
+    assert not np.subtract(t, array(3)).any()
+    assert np.add(t, t, dtype="f8").tolist() == [0, 2, 4]
+    assert np.negative(t, out=out) is out and out.tolist() == [0, -1, -2]
+    assert (t == array(3)).all()
+    assert (array(3) == t).all()
+    with pytest.raises(TypeError):
+        np.negative(array(3), out=t)
+
+
+def test_a_tensor_is_copied_to_itself_whatever_the_strides_of_one_row() -> None:
+    t = tensor(2, 3)
+    t[0:1] = t[0][None]
+    assert t[0:1].copy_(t[0][None]).tolist() == [[0, 1, 2]]
+    with pytest.raises(ip.ParamError, match="overlap"):
+        t[0:1].copy_(t.reshape(6)[1:4][None])
+
+
+@pytest.mark.parametrize("dtype", ["BYTE", "F8", "C16", "C32"])
+def test_what_python_has_no_number_for_has_no_truth_value(dtype: str) -> None:
+    for call in (bool, float, int):
+        with pytest.raises(ip.DTypeError, match=f"{call.__name__}: the element is {dtype}"):
+            call(ip.zeros(1, dtype))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "dtype", "number"),
+    [((300,), "U8", "299"), ((-3, 0), "U8", "-3"), ((70000,), "F16", "69999"), ((0, 3e19, 1e19), "I64", "2e"),
+     ((-129, 0), "I8", "-129"), ((2**31, 2**31 + 1), "I32", "2147483648")],
+)  # fmt: skip
+def test_ranges_of_numbers_that_a_type_has_no_room_for(
+    arguments: tuple[float, ...], dtype: str, number: str
+) -> None:
+    with pytest.raises(ip.ParamError, match=f"arange: {number}.* is too large for {dtype}"):
+        ip.arange(*arguments, dtype=dtype)
+
+
+def test_ranges_up_to_the_last_number_of_a_type() -> None:
+    assert ip.arange(254, 256, dtype="U8").tolist() == [254, 255]
+    assert ip.arange(-128, -126, dtype="I8").tolist() == [-128, -127]
+    assert ip.arange(65504, 65505, dtype="F16").tolist() == [65504]
+    assert ip.arange(5, 5, dtype="U8").tolist() == []

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._dlpack import asked
-from .._layout import Shape, interned, row_major
+from .._layout import Shape, interned, need_memory, row_major
 from .._native import owning_pointer
 from ..device import Device, DeviceType, thread
 from ..dtypes import DType, from_numpy_dtype
-from ..errors import GraphError, OperandError, ParamError, StrideError, shown
+from ..errors import GraphError, OperandError, ParamError, ShapeError, StrideError, shown
 from ..tensor import Tensor, View, package_of, tensor_of
 from ..tensor import allocate as allocate_tensor
 from . import _numpy
@@ -134,7 +134,10 @@ def _cuda_view(array: Any) -> View:
     dtype = from_numpy_dtype(said.numpy_dtype, "has elements whose dtype")
     if said.strides is not None and len(said.strides) != len(said.shape):
         raise StrideError(f"has {len(said.strides)} strides for shape {said.shape}")
+    if min(said.shape, default=0) < 0:
+        raise ShapeError(f"has shape {said.shape}, but sizes must not be negative")
     strides = row_major(said.shape, dtype.itemsize) if said.strides is None else said.strides
+    need_memory((dtype, said.shape, strides), said.address)
     layout = interned(dtype, said.shape, strides)
     # The protocol does not say which device; arrays know it themselves.
     number = getattr(getattr(array, "device", None), "id", 0)

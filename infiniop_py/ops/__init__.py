@@ -36,6 +36,7 @@ __all__ = [
 
 operators.add = add
 operators.add_ = add_
+operators.gemm_ = gemm_
 operators.mul = mul
 operators.mul_ = mul_
 operators.gemm = gemm

@@ -70,6 +70,17 @@ def test_read_only() -> None:
     assert ip.add(source, x).tolist() == [2, 4, 6]
 
 
+@pytest.mark.parametrize("package", ["pyarrow", "tensorflow.python.framework"])
+def test_arrays_that_never_change_and_do_not_say_so(package: str) -> None:
+    kind = type("Immutable", (Producer,), {"__module__": package})
+    x = array(3)
+    source = kind(x, versioned=False)
+    with pytest.raises(ip.ParamError, match="is read-only"):
+        ip.add_(source, x, x)
+    assert not ip.from_dlpack(source).writable
+    assert ip.add(source, x, out=np.empty(3, "f4")).tolist() == [2, 4, 6]
+
+
 def test_other_flags_are_none_of_ours() -> None:
     assert ip.from_dlpack(Producer(array(3), flags=2)).writable  # a copy was made
 
