@@ -147,9 +147,27 @@ class num_threads(ContextDecorator):
         return super().__call__(function)
 
     def __enter__(self) -> None:
-        push_limit(self, self._n)
+        before = count_limits(self)
+        try:
+            push_limit(self, self._n)
+        except BaseException:  # a signal's handler may raise after each step
+            if count_limits(self) > before:
+                drop_limit(self)
+            else:
+                _apply()
+            raise
 
     def __exit__(self, *exception: object) -> None:
-        if not drop_limit(self):
+        before = None
+        try:
+            before = count_limits(self)
+            dropped = drop_limit(self)
+        except BaseException:  # a signal's handler may raise after each step
+            if before is None or count_limits(self) == before:
+                drop_limit(self)
+            else:
+                _apply()
+            raise
+        if not dropped:
             # As by a generator that one thread starts and another one ends.
             raise ParamError(f"num_threads({self._n}): left in another thread than it was entered in")

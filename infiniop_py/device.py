@@ -304,7 +304,9 @@ class Stream:
 
     Nothing is ordered for a Tensor that is used on several streams of one's own, as by two ``with`` blocks:
     let the second :meth:`wait_stream` for the first. A Tensor may be let go of as soon as the call that uses
-    it has returned: device memory is released once the work queued by then is done.
+    it has returned: device memory is released once the work queued by then is done. Memory of others, of
+    :meth:`Tensor.from_blob` and :meth:`Tensor.from_dlpack`, is let go of with the last Tensor on it, whatever
+    is queued: keep one until the work is done.
     """
 
     __slots__ = ("__weakref__", "_is_implicit", "_owner", "_place", "device", "handle", "pointer")
@@ -385,11 +387,11 @@ class Stream:
             raise errors.DeviceError(
                 f"Stream.wait_stream: the stream is on {self.device}, the other on {other.device}"
             )
-        event = thread.events.get(self.device)
-        if event is None:
-            event = thread.events[self.device] = Event(self.device, timing=False)
+        # Taken for as long as it says something: a signal's handler may order other streams meanwhile.
+        event = thread.events.pop(self.device, None) or Event(self.device, timing=False)
         event.record(other)
         self.wait_event(event)
+        thread.events[self.device] = event
 
     def wait_event(self, event: Event) -> None:
         """Let work queued from now on wait for the last recording of `event`."""
@@ -398,9 +400,15 @@ class Stream:
             check(lib.infinirtStreamWaitEvent(self.pointer, event.pointer))
 
     def __enter__(self) -> Stream:
-        thread.stream_stack.append((self, thread.streams.get(self.device)))
-        thread.streams[self.device] = self
-        return self
+        stack, entry = thread.stream_stack, (self, thread.streams.get(self.device))
+        try:
+            stack.append(entry)
+            thread.streams[self.device] = self
+            return self
+        except BaseException:  # a signal's handler may raise after each step
+            if stack and stack[-1] is entry:
+                self.__exit__(None, None, None)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
@@ -410,11 +418,14 @@ class Stream:
             raise errors.ParamError(
                 f"{self!r}: left in another thread than it was entered in, or out of order"
             )
-        _, outer = stack.pop()
-        if outer is None:
-            thread.streams.pop(self.device, None)
-        else:
-            thread.streams[self.device] = outer
+        outer = stack[-1][1]
+        try:
+            if outer is None:
+                thread.streams.pop(self.device, None)
+            else:
+                thread.streams[self.device] = outer
+        finally:
+            del stack[-1]
 
     def __repr__(self) -> str:
         what = (

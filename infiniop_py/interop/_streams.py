@@ -43,7 +43,11 @@ class StreamOrder:
     def __exit__(self, *error: object) -> None:
         thread.streams[self.stream.device] = self._own
         # A call that failed may have been queued in part.
-        for other in self._others:
-            other.wait_stream(self.stream)
-        if self._waits:
+        try:
+            for other in self._others:
+                other.wait_stream(self.stream)
+            if self._waits:
+                self.stream.synchronize()
+        except BaseException:  # a signal's handler may raise: libraries then find their arrays done
             self.stream.synchronize()
+            raise

@@ -24,7 +24,7 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 PROLOGUE = f"""
 import ctypes, gc, os, sys, threading
-sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent / "abi")!r}]
+sys.path[:0] = [{str(HERE)!r}, {str(HERE.parent)!r}, {str(HERE.parent / "abi")!r}]
 import numpy as np, infiniop_py as ip
 from _libraries import *
 from _library import FakeCounts
@@ -494,6 +494,56 @@ PROGRAMS = {
             with TORCH.on(stream): ip.add(m, m)
         assert held() >= {(gpu, stream.handle) for stream in (many[16], many[18], t)}
         assert (gpu, many[17].handle) not in held()
+    """,
+    "what an array interface cannot say": """
+        t = on(x)
+        for error, words, fields in (
+            (ip.ShapeError, "sizes must not be negative", dict(shape=(-3,), strides=None)),
+            (ip.StrideError, "needs less than 2**63", dict(shape=(3,), strides=(2**70,))),
+            (ip.ShapeError, "more than 2**63", dict(shape=(2**40, 2**40), strides=None)),
+            (ip.ParamError, "leaves the address space", dict(data=(2**64 + t.data_ptr, False))),
+            (ip.ParamError, "is not aligned", dict(data=(t.data_ptr + 2, False))),
+            (ip.NullPointerError, "but no memory", dict(data=(0, False))),
+        ):
+            wrong = CudaInterface(t, **fields)
+            said = refused(lambda: ip.add(wrong, wrong), error)
+            assert words in said and said.startswith("add: a "), said
+    """,
+    "ordered by a handler while streams are ordered": """
+        from places import at_place
+        folder, place = os.path.dirname(ip.__file__), 1
+        s = [ip.Stream(gpu) for _ in range(4)]
+        while True:
+            y, z = on(0 * x), on(0 * x)
+            ip.synchronize(gpu)
+            with s[1]: ip.add_(y, X, X)
+            found = at_place(place, folder, lambda: s[0].wait_stream(s[1]), lambda: s[2].wait_stream(s[3]))
+            with s[0]: ip.add_(z, y, X)
+            s[0].synchronize()
+            same(z.to("cpu").numpy(), 3 * x, f"place {place}")
+            if not found: break
+            place += 1
+        assert place > 10
+    """,
+    "interrupted when a call is over": """
+        from places import interrupted
+        folder, place = os.path.dirname(ip.__file__), 1
+        ours, theirs = ip.Stream(gpu), ip.Stream(gpu)
+        early = []
+        while True:
+            block = on(0 * x)
+            ip.synchronize(gpu)
+            out = CudaInterface(block, stream=theirs.handle)
+            def call():
+                with ours: ip.add_(out, X, X)
+            found = interrupted(place, folder, call)
+            with theirs: block.copy_(9 * x)
+            theirs.synchronize(); ours.synchronize()
+            if not (block.to("cpu").numpy() == 9 * x).all(): early.append(place)
+            while ip.get_stream(gpu) is ours: ours.__exit__(None, None, None)
+            if not found: break
+            place += 1
+        assert place > 20 and len(early) <= 1, early
     """,
     "released while it is used": """
         s = ip.Stream(gpu)

@@ -20,6 +20,7 @@ from places import at_place, interrupted
 from soak import SCALE
 
 import infiniop_py as ip
+from infiniop_py import cpu, device
 
 PACKAGE = os.path.dirname(ip.__file__)
 X = np.arange(12, dtype="f4").reshape(3, 4)
@@ -210,3 +211,37 @@ def in_the_event_loop() -> None:
 
 def test_asyncio() -> None:
     children.call(in_the_event_loop)
+
+
+def limit() -> None:
+    with ip.num_threads(1):
+        pass
+
+
+def stream() -> None:
+    with ip.Stream("cpu"):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("scope", [limit, stream])
+def test_an_interrupt_leaves_no_scope_behind(scope: Callable[[], object]) -> None:
+    def state() -> tuple[object, ...]:
+        return ip.get_num_threads(), ip.get_stream("cpu"), len(device.thread.stream_stack)
+
+    ip.set_num_threads(2)
+    try:
+        before, left, place = state(), [], 1
+        while interrupted(place, PACKAGE, scope):
+            if state() != before:
+                left.append(place)
+                cpu._local.limits.clear()
+                cpu._apply()
+                device.thread.streams.pop(ip.Device("cpu"), None)
+                device.thread.stream_stack.clear()
+                before = state()
+            place += 1
+    finally:
+        ip.set_num_threads(0)
+    # Python lets handlers run before the first step of what __exit__ is and calls: no code can stop them.
+    assert place > 5 and len(left) <= 1, left
