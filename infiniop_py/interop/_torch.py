@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache, lru_cache
 from typing import Any
 
@@ -9,7 +10,7 @@ from .._layout import Layout, Shape, interned
 from .._native import VOID_POINTER, cast
 from ..device import CPU, Device, DeviceType
 from ..dtypes import DType, all_dtypes
-from ..errors import DeviceError, DTypeError, OperandError, ParamError
+from ..errors import DeviceError, DTypeError, OperandError, OutOfMemoryError, ParamError
 from ..tensor import View
 from ._adapter import Adapter
 
@@ -98,7 +99,13 @@ def adapter(torch: Any) -> Adapter:
 
     def allocate(dtype: DType, shape: Shape, device: Device, what: str) -> Any:
         where = "cpu" if device is CPU else f"cuda:{device.index}"
-        return empty(shape, dtype=of_dtype[dtype], device=where)
+        try:
+            return empty(shape, dtype=of_dtype[dtype], device=where)
+        except RuntimeError as error:
+            if not re.search("memory|overflow", str(error)):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise OutOfMemoryError(f"{what}: cannot allocate {shape} of {dtype}: {reason}") from None
 
     def fresh(layout: Layout) -> tuple[Any, Any]:
         made = empty(layout[1], dtype=of_dtype[layout[0]], device="cpu")

@@ -290,6 +290,7 @@ def _norm_backward(epsilon: float, kept: tuple[Array, Array], d: tuple[Array, Ar
     residual, weight = kept
     wide = jnp.float64 if residual.dtype == jnp.float64 else jnp.float32
     r, d_y, d_residual = (x.astype(wide) for x in (residual, *d))
+    epsilon = float(np.float32(epsilon))  # which the operator takes
     s = jax.lax.rsqrt((r * r).mean(-1, keepdims=True) + jnp.asarray(epsilon, wide))
     g = d_y * weight.astype(wide)
     d_sum = (s * (g - r * (s * s * (g * r).mean(-1, keepdims=True))) + d_residual).astype(residual.dtype)

@@ -57,8 +57,12 @@ using at::sum_to; // of a derivative by an operand that was broadcast
 
 using Shape = std::vector<c10::SymInt>;
 
-/** As flatten(0, -2), which torch cannot do to many gradients at once. */
-inline Tensor as_matrix(const Tensor &x) { return x.reshape_symint({-1, x.sym_size(-1)}); }
+/** As flatten(0, -2), which torch cannot do to many gradients at once. A size of -1 would be unknown where rows are of length 0. */
+inline Tensor as_matrix(const Tensor &x) {
+    c10::SymInt rows = 1;
+    for (int64_t d = 0; d + 1 < x.dim(); ++d) rows *= x.sym_size(d);
+    return x.reshape_symint({rows, x.sym_size(-1)});
+}
 
 struct GemmNode : Node<Gemm, 2> {
     double alpha = 1;
@@ -118,7 +122,7 @@ struct Norm {
     Norm(const Tensor &residual, double epsilon) {
         const at::ScalarType type = residual.scalar_type();
         r = residual.to(type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type);
-        s = at::rsqrt(mean_of_rows(r * r) + epsilon);
+        s = at::rsqrt(mean_of_rows(r * r) + static_cast<float>(epsilon)); // which the operator takes
     }
 };
 

@@ -431,6 +431,43 @@ def test_any_number_of_layouts() -> None:
     assert not failures
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize(
+    "shapes",
+    [((2, 3), (3, 0)), ((2, 0), (0, 3)), ((0, 0), (0, 0)), ((2, 0, 3), (3, 0)), ((0, 3), (3, 2))],
+    ids=str,
+)
+def test_derivatives_of_products_of_nothing(shapes: Any) -> None:
+    mine, theirs = ([randn(*shape, grad=True) for shape in shapes] for _ in range(2))
+    OPS.gemm(*mine).sum().backward()
+    torch.matmul(*theirs).sum().backward()
+    for x, y in zip(mine, theirs):
+        assert torch.equal(x.grad, y.grad)
+    for sizes in ((3, 0), (0, 3)):
+        linear = ours.Linear(*sizes)
+        linear(torch.ones(2, sizes[0])).sum().backward()
+        assert linear.weight.grad.shape == sizes[::-1]
+
+
+def test_the_derivative_of_a_norm_has_the_epsilon_of_the_norm() -> None:
+    """Which is an F32: 1e-50 is 0 there."""
+    a = torch.full((1, 4), 1e-30, dtype=torch.float64).requires_grad_()
+    weight = torch.ones(4, dtype=torch.float64)
+    y, _ = OPS.add_rms_norm(a, torch.zeros_like(a), weight, 1e-60)
+    y[0, 0].backward()
+    exact = torch.tensor([0.75, -0.25, -0.25, -0.25], dtype=torch.float64) * 1e30
+    assert torch.allclose(a.grad[0], exact, rtol=1e-12)
+
+
+def test_no_memory_for_a_result() -> None:
+    for call in (
+        lambda: ip.add(torch.ones(1).expand(2**45), torch.ones(1)),
+        lambda: ip.gemm(torch.empty(2**40, 0), torch.empty(0, 2**40)),
+    ):
+        with pytest.raises(ip.OutOfMemoryError, match=r"^(add|gemm): cannot allocate"):
+            call()
+
+
 def test_epsilons_are_told_apart() -> None:
     a = torch.ones(2, 4)
     results = [OPS.add_rms_norm(a, a, a[0], epsilon)[0][0, 0].item() for epsilon in (0.0, 12.0, 0.0, -0.0)]
