@@ -375,8 +375,12 @@ def _replace(path: str, header: dict[str, Any], regions: Sequence[_Region]) -> N
         raise GraphError(f"Graph.save: {path} is no regular file")
     folder = os.path.dirname(target)
     beside = os.path.join(folder, f".infgraph-{os.urandom(8).hex()}.tmp")
+    mode = stat.S_IMODE(os.stat(target).st_mode) if os.path.exists(target) else None
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as file:
+        with open(os.open(beside, flags, 0o666 if mode is None else 0o600), "wb") as file:
+            if mode is not None:  # who may read the old one may read the new one
+                os.fchmod(file.fileno(), mode)
             _write(file, header, regions)
             file.flush()
             os.fsync(file.fileno())

@@ -97,6 +97,7 @@ def test_options_choose_rows(capsys: pytest.CaptureFixture[str]) -> None:
         (["--op", "gemm", "--dtype", "I32", "--shape", "2x3x4"], "gemm is not measured in I32"),
         (["--threads", "0"], "'0' is no number of threads"),
         (["--budget", "nan"], "'nan' is no number of seconds"),
+        (["--retries", "-1"], "'-1' is no number of times"),
         (["--offset", "12"], "'12' is no offset"),
         (["--offset", "64"], "a multiple of 8 below 64"),
         (["--compare", "numpy,blis"], "'blis' is no peer"),

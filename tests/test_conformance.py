@@ -482,6 +482,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         (("pyproject.toml",), 1, "pyproject.toml"),
         (("x.so", "-k", "no such row"), 2, "no rule and no row is left"),
         (("x.so", "--op", "div"), 2, "invalid choice"),
+        (("x.so", "--max-elements", "-1"), 2, "'-1' is no number of elements"),
     ],
 )
 def test_refusals(

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import stat
 import struct
 import sys
 import threading
@@ -1083,3 +1084,14 @@ def test_every_flipped_bit_and_every_truncation_is_refused(tmp_path: Path) -> No
         bad[i] ^= 1 << rng.randrange(8)
         refusal(path, bytes(bad))
         refusal(path, good[:i])
+
+
+def test_who_may_read_a_file_may_read_the_next_one(tmp_path: Path) -> None:
+    path, x = tmp_path / "g", np.ones(2, "f4")
+    with ip.Graph() as graph:
+        ip.add(x, x)
+    for mode in (0o600, 0o640):
+        graph.save(path)
+        path.chmod(mode)
+        graph.save(path)
+        assert stat.S_IMODE(path.stat().st_mode) == mode

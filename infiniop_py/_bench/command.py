@@ -69,6 +69,12 @@ def _threads(text: str) -> int:
     return int(text)
 
 
+def _retries(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of times")
+    return int(text)
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -128,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--retries",
-        type=int,
+        type=_retries,
         default=0,
         metavar="N",
         help="measure a row up to N times more while it is disturbed (default 0)",

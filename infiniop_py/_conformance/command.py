@@ -37,6 +37,12 @@ exact or float64 references. NOT_IMPLEMENTED with a sentence counts as refused. 
 """
 
 
+def _elements_at_most(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of elements")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m infiniop_py conformance", description=_DESCRIPTION.strip())
     add = made.add_argument
@@ -55,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--max-elements",
-        type=int,
+        type=_elements_at_most,
         metavar="N",
         help="leave out rows whose operands have more elements in all",
     )
