@@ -86,7 +86,7 @@ INFINI_API infiniStatus_t infiniopGetNumThreads(int *n);
 
 /** Writes the static name of the instruction set the CPU kernels use: "portable", "avx2", "avx512", "avx512_bf16" or
  *  "amx_bf16": the fastest this CPU has (and Linux grants: tiles are asked for once), capped by the environment variable
- *  INFINIOP_MAX_ISA (one of these names; "portable" for any other) as it was at the first use. "avx512_bf16" is used only where
+ *  INFINIOP_MAX_ISA (one of these names in any case; "portable" for any other) as it was at the first use. "avx512_bf16" is used only where
  *  it is named on CPUs whose BF16 instructions are slow. */
 INFINI_API infiniStatus_t infiniopGetCpuIsa(const char **name);
 

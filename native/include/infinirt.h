@@ -6,6 +6,7 @@
  *  family is current. On the CPU everything is synchronous: a stream is an object without a queue, an event is
  *  complete as soon as it is recorded.
  *
+ *      #include "infiniop.h" // of libinfiniop.so: for the message
  *      infinirtSetDevice(INFINI_DEVICE_CPU, 0);
  *      void *x;
  *      if (infinirtMalloc(&x, 1 << 20) != INFINI_STATUS_SUCCESS) puts(infiniopGetLastErrorMessage());

@@ -111,6 +111,9 @@ def test_quotas_of_processors(
         ({"INFINIOP_NUM_THREADS": "10 or so"}, "{}, and INFINIOP_NUM_THREADS=10 asks for more"),
         ({"INFINIOP_NUM_THREADS": "-3"}, "{}"),
         ({"OMP_NUM_THREADS": "many"}, "{}"),
+        ({"INFINIOP_NUM_THREADS": "1e3"}, "{}"),
+        ({"INFINIOP_NUM_THREADS": "1.5"}, "{}"),
+        ({"OMP_NUM_THREADS": "1,2"}, "OMP_NUM_THREADS=1, {}"),
     ],
 )
 def test_variables_ask_for_less(
@@ -242,6 +245,6 @@ def test_cache_sizes_that_are_no_numbers(record_property: Callable[..., None]) -
     """As if they were not given; 0 is a number."""
     usual = children.call(planned, INFINIOP_L2_BYTES=None)
     assert children.call(planned, INFINIOP_L2_BYTES="0") != usual
-    for value in ("", "abc", "nan", "-1"):
+    for value in ("", "abc", "nan", "-1", "0M"):
         assert children.call(planned, INFINIOP_L2_BYTES=value) == usual
-    record_property("cases", 4)
+    record_property("cases", 5)

@@ -26,13 +26,13 @@ struct Sizes {
     double second, last;
 };
 
-/** The number an environment variable starts with; less than 0 if there is none. */
+/** The number an environment variable is; less than 0 if it is none. */
 double bytes_in(const char *variable) {
     const char *const text = secure_getenv(variable);
     if (text == nullptr) return -1;
     char *end;
     const double bytes = std::strtod(text, &end);
-    return end != text && bytes >= 0 ? bytes : -1; // which "nan" is not
+    return end != text && *end == '\0' && bytes >= 0 ? bytes : -1; // which "nan" and "16M" are not
 }
 
 /** From the kernel's description: in virtual machines CPUID, and sysconf with it, may tell of all caches of the host. */

@@ -84,11 +84,13 @@ double cgroup_quota() {
     return quota;
 }
 
-/** The number an environment variable starts with, or 0. */
+/** The number an environment variable is, or the first of a list, as OpenMP has one for nested levels; 0 for anything else. */
 int number_in(const char *variable) {
     const char *text = secure_getenv(variable);
-    const long n = text != nullptr ? std::strtol(text, nullptr, 10) : 0;
-    return static_cast<int>(std::clamp<long>(n, 0, kMaxThreads));
+    if (text == nullptr) return 0;
+    char *end;
+    const long n = std::strtol(text, &end, 10);
+    return std::strchr(", ", *end) != nullptr ? static_cast<int>(std::clamp<long>(n, 0, kMaxThreads)) : 0;
 }
 
 /** Where the default number of threads comes from. */
