@@ -4,6 +4,7 @@
  *
  *      test_concurrency <shared object of fake_backend.c> <one for METAX whose probe fails> */
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
@@ -414,6 +415,31 @@ bool plugin_has_all_back() {
     return std::all_of(counts, counts + 11, [](int64_t n) { return n == 0; });
 }
 
+/** A thread may be cancelled at any time, and goes between two calls. */
+void cancel() {
+    for (int i = 0; i < 20; ++i) {
+        static std::atomic<bool> computes;
+        computes = false;
+        pthread_t thread;
+        CHECK(pthread_create(
+                  &thread, nullptr,
+                  [](void *) -> void * {
+                      size_t free_bytes, total_bytes;
+                      const Problem &problem = problems().front();
+                      const Operands operands(problem);
+                      for (;; pthread_testcancel()) {
+                          CHECK(ok(infinirtGetMemInfo(INFINI_DEVICE_CPU, 0, &free_bytes, &total_bytes)));
+                          CHECK(run(problem, shared.front(), operands, nullptr));
+                          computes = true;
+                      }
+                  },
+                  nullptr) == 0);
+        while (!computes) std::this_thread::yield();
+        void *result = nullptr;
+        CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
+    }
+}
+
 } // namespace
 
 int main(int argc, char **argv) {
@@ -454,6 +480,7 @@ int main(int argc, char **argv) {
         }
     });
     CHECK(most > 1);
+    cancel();
 
     for (size_t i = 0; i < shared.size(); ++i) CHECK(ok(problems()[i].op.destroy(shared[i].desc)));
     for (infinirtEvent_t mark : marks) CHECK(ok(infinirtEventDestroy(mark)));

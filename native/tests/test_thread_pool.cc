@@ -1,5 +1,7 @@
 /* The thread pool: every task once, slots apart, several callers at once, nesting, and the child of fork(). */
+#include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -43,6 +45,50 @@ bool emulated() { return std::getenv("INFINIOP_EMULATED") != nullptr; }
         std::fclose(file);
     }
     return n;
+}
+
+/** What workers are does not depend on the thread whose call starts them: this one may use one CPU, and new threads have small
+ *  stacks. Comes first. */
+void test_workers() {
+    cpu_set_t whole;
+    CHECK(sched_getaffinity(0, sizeof whole, &whole) == 0);
+    std::thread pinned([&] {
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++cpu)
+            if (CPU_ISSET(cpu, &whole)) CPU_SET(cpu, &one);
+        CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+        set_num_threads(2);
+        pthread_attr_t small, usual;
+        pthread_attr_init(&small);
+        pthread_getattr_default_np(&usual);
+        CHECK(pthread_attr_setstacksize(&small, 32 << 10) == 0);
+        if (!emulated()) CHECK(pthread_setattr_default_np(&small) == 0);
+        const pthread_t caller = pthread_self();
+        std::atomic<int> by_workers{0};
+        for (int i = 0; i < 1000 && by_workers == 0; ++i)
+            parallel_for(2, 2, [&](int64_t, int) {
+                usleep(1000);
+                if (pthread_equal(pthread_self(), caller) != 0) return;
+                ++by_workers;
+                cpu_set_t allowed;
+                sigset_t blocked;
+                pthread_attr_t own;
+                size_t stack = 0;
+                CHECK(sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_EQUAL(&allowed, &whole));
+                CHECK(pthread_sigmask(SIG_SETMASK, nullptr, &blocked) == 0);
+                for (const int theirs : {SIGINT, SIGTERM, SIGALRM}) CHECK(sigismember(&blocked, theirs) == 1);
+                for (const int here : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) CHECK(sigismember(&blocked, here) == 0);
+                CHECK(pthread_getattr_np(pthread_self(), &own) == 0 && pthread_attr_getstacksize(&own, &stack) == 0 &&
+                      stack >= 256 << 10);
+                pthread_attr_destroy(&own);
+            });
+        CHECK(by_workers > 0);
+        pthread_setattr_default_np(&usual);
+        pthread_attr_destroy(&small);
+        pthread_attr_destroy(&usual);
+    });
+    pinned.join();
 }
 
 void test_loops() {
@@ -211,6 +257,7 @@ void test_affinity() {
 } // namespace
 
 int main() {
+    test_workers();
     test_loops();
     test_helpers();
     test_brief();

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,26 @@ def planned() -> None:
     x = np.zeros((1000, 1000), "f4")
     ip.gemm(x, x)
     print(next(line for line in said if line.startswith("gemm planned")))
+
+
+def asked_first_by_a_thread_on_one_processor() -> None:
+    def pinned() -> None:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        ip.get_num_threads()
+
+    thread = threading.Thread(target=pinned)
+    thread.start()
+    thread.join()
+    print(ip.get_num_threads())
+
+
+def asked_first_by_the_main_thread() -> None:
+    print(ip.get_num_threads())
+
+
+def test_the_number_of_threads_does_not_depend_on_who_asks_first() -> None:
+    usual = children.call(asked_first_by_the_main_thread)
+    assert children.call(asked_first_by_a_thread_on_one_processor) == usual
 
 
 def test_cache_sizes_that_are_no_numbers(record_property: Callable[..., None]) -> None:

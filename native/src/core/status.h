@@ -3,6 +3,8 @@
 #include <exception>
 #include <new>
 
+#include <pthread.h>
+
 #include "core/fp_environment.h"
 #include "infini_backend.h"
 
@@ -14,9 +16,21 @@ __attribute__((format(printf, 2, 3))) infiniStatus_t fail(infiniStatus_t status,
 /** Name of a status without prefix. */
 const char *status_name(infiniStatus_t status);
 
+/** Whoever cancels a thread waits for a call of it to end: unwound from the middle of one, it would end the process. */
+class Uncancelled {
+public:
+    Uncancelled() { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }
+    ~Uncancelled() { pthread_setcancelstate(before_, nullptr); }
+    Uncancelled(const Uncancelled &) = delete;
+
+private:
+    int before_;
+};
+
 /** Body of every exported function: neither exceptions nor the floating-point environment cross the C boundary. */
 template <class Body>
 infiniStatus_t guard(const char *function, Body &&body) noexcept {
+    const Uncancelled uncancelled;
     const FpEnvironment defaults; // sizes and numbers of threads are computed in double, too
     try {
         return body();

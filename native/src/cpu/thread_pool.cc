@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -38,16 +40,27 @@ constexpr int kFollowing = 8;
 
 /* ---- how many threads ----------------------------------------------------------------------------------------------- */
 
-int cpus_in_affinity_mask() {
+void free_set(cpu_set_t *set) { CPU_FREE(set); }
+
+/** The CPUs that this process may use, whichever its thread is that asks: those of that one and of the first. Calls use(size, set). */
+template <class Use>
+void with_affinity_mask(Use &&use) {
     for (int capacity = 1024; capacity <= 1 << 20; capacity *= 2) { // the kernel refuses a mask shorter than its own
-        cpu_set_t *set = CPU_ALLOC(static_cast<size_t>(capacity));
-        if (set == nullptr) return 1;
+        const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t *)> first(CPU_ALLOC(static_cast<size_t>(capacity)),
+                                                                      free_set),
+            own(CPU_ALLOC(static_cast<size_t>(capacity)), free_set);
+        if (first == nullptr || own == nullptr) return;
         const size_t size = CPU_ALLOC_SIZE(static_cast<size_t>(capacity));
-        const int count = sched_getaffinity(0, size, set) == 0 ? CPU_COUNT_S(size, set) : 0;
-        CPU_FREE(set);
-        if (count > 0) return count;
+        if (sched_getaffinity(0, size, own.get()) != 0) continue;
+        if (sched_getaffinity(getpid(), size, first.get()) == 0) CPU_OR_S(size, own.get(), own.get(), first.get());
+        return use(size, own.get());
     }
-    return 1;
+}
+
+int cpus_in_affinity_mask() {
+    int count = 1;
+    with_affinity_mask([&](size_t size, const cpu_set_t *set) { count = std::max(CPU_COUNT_S(size, set), 1); });
+    return count;
 }
 
 /** CPUs that "quota period" or "max period" in a file allow, or infinity. */
@@ -257,17 +270,38 @@ private:
         pthread_setaffinity_np(pthread_self(), sizeof allowed, &allowed);
     }
 
+    /** Workers work for all threads, whatever the one that starts them is limited to. */
+    struct Attributes {
+        pthread_attr_t of_workers;
+
+        Attributes() {
+            constexpr size_t kLeastStack =
+                256 << 10; // kernels need 32 KiB; AMX's tiles, where a signal's handler runs, 8 more
+            pthread_attr_init(&of_workers);
+            size_t stack = 0;
+            if (pthread_attr_getstacksize(&of_workers, &stack) == 0 && stack < kLeastStack)
+                pthread_attr_setstacksize(&of_workers, kLeastStack);
+#if defined(__GLIBC__)
+            with_affinity_mask(
+                [&](size_t size, const cpu_set_t *set) { pthread_attr_setaffinity_np(&of_workers, size, set); });
+#endif
+        }
+        ~Attributes() { pthread_attr_destroy(&of_workers); }
+    };
+
     /** Makes sure that `wanted` workers are there; returns how many of them are, should the system refuse more. */
     int start_workers(int wanted) {
         for (; workers_ < wanted; ++workers_) {
-            // Signals belong to the program's own threads.
-            sigset_t everything, before;
-            sigfillset(&everything);
-            pthread_sigmask(SIG_SETMASK, &everything, &before);
+            // Signals belong to the program's own threads, but for those that say what a thread itself did.
+            sigset_t others, before;
+            sigfillset(&others);
+            for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) sigdelset(&others, own);
+            pthread_sigmask(SIG_SETMASK, &others, &before);
             Worker &worker = each_[workers_];
             worker.pool = this;
+            const Attributes attributes;
             const int error = pthread_create(
-                &worker.thread, nullptr,
+                &worker.thread, &attributes.of_workers,
                 [](void *started) -> void * {
                     Worker *self = static_cast<Worker *>(started);
                     self->pool->serve(*self);
