@@ -42,7 +42,7 @@ struct Blocked final : Way {
         bytes_b = block_n / nr * panel_b(depth);
         // They wait here for the next K blocks.
         bytes_sums = k_steps() > 1 ? block_p * ceil_div(block_n, nr) * tile_bytes() : 0;
-        own_b = steps() == 1 && tasks_of(block_at(0), threads).groups == 1 && n <= kTaskCols &&
+        own_b = in_one_step() && tasks_of(block_at(0), threads).groups == 1 && n <= kTaskCols &&
                 packs_for_itself(n * k, threads);
     }
     std::string describe() const override {
@@ -50,7 +50,7 @@ struct Blocked final : Way {
                text(mr) + " x " + text(nr) + (own_b ? ", B by each thread" : "");
     }
     int64_t workspace(int threads) const override {
-        return bytes_a * threads + bytes_b * (own_b ? threads : steps() > 1 ? 2 : 1) + bytes_sums;
+        return bytes_a * threads + bytes_b * (own_b ? threads : in_one_step() ? 1 : 2) + bytes_sums;
     }
 
     /** `panels` panels of A from p0 on, columns n0.. of C and the part k0.. of the sums. */
@@ -61,6 +61,8 @@ struct Blocked final : Way {
     int64_t blocks_m() const { return ceil_div(panels_m, block_p); }
     int64_t k_steps() const { return ceil_div(k, deep); }
     int64_t steps() const { return k_steps() * blocks_m() * ceil_div(n, block_n); }
+    /** Also where there are more of them than there are numbers. */
+    bool in_one_step() const { return k_steps() == 1 && blocks_m() == 1 && n <= block_n; }
     Block block_at(int64_t step) const {
         const int64_t k0 = step % k_steps() * deep, p0 = step / k_steps() % blocks_m() * block_p,
                       n0 = step / k_steps() / blocks_m() * block_n;

@@ -59,7 +59,7 @@ struct Columns final : WholeA {
         // Columns of the thread that has most of them; shorter runs are worth it only if these are clearly less.
         const auto most = [&](int64_t cols) {
             const int64_t tasks = ceil_div(n, cols), rounds = ceil_div(tasks, threads);
-            return (rounds - 1) * cols + (tasks % threads == 1 ? n - (tasks - 1) * cols : cols);
+            return static_cast<double>((rounds - 1) * cols + (tasks % threads == 1 ? n - (tasks - 1) * cols : cols));
         };
         for (int64_t fewer = task_n - nr; threads > 1 && fewer > 0; fewer -= nr)
             if (16 * most(fewer) <= 15 * most(task_n)) task_n = fewer;

@@ -183,7 +183,10 @@ struct InPlace final : Way {
     }
     /** May A be packed as a whole? K alone can be as long as 0 strides allow. */
     static bool a_fits(const Gemm &g) { return !g.converts() || g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1); }
-    static bool is_deep(const Gemm &g) { return g.m <= (g.k / kDotsDeep) * (g.k / kDotsDeep); }
+    static bool is_deep(const Gemm &g) {
+        const double deep = static_cast<double>(g.k / kDotsDeep); // K can be as long as 0 strides allow
+        return static_cast<double>(g.m) <= deep * deep;
+    }
     /** May dot products be in several groups of rows? Each is read again for every few columns of B. */
     static bool finds_a(const Gemm &g) {
         return g.m <= g.kernel.columns_rows || g.k <= second_level_cache() / g.kernel.acc_size / g.kernel.columns_rows;

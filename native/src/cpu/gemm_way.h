@@ -105,11 +105,12 @@ struct Gemm {
         const bool takes_a = reads_a() || ((kernel.has_small_l2 || converts()) && a.row == 1 && k <= kFewColumnsOfA);
         const bool in_rows =
             !dots && c.col == 1 && takes_a && b_is_small() && (b.col == 1 || (converts() ? b.row == 1 : may_copy_b()));
-        const bool empty = converts() ? 4 * n <= 3 * round_up(n, nr) : 16 * n <= 5 * nr;
+        const bool few = n <= kFewColumns,
+                   empty = few && (converts() ? 4 * n <= 3 * round_up(n, nr) : 16 * n <= 5 * nr);
         // Along k, columns that are too few for a kernel would be summed up one by one, and rows be packed for them.
         constexpr int64_t kFewAlongK = 8;
         const int64_t times = dots && n < kFewAlongK ? 1 : 4;
-        exchanged = (column_major && !stays_in_rows()) || (n <= kFewColumns && m > times * n && (!in_rows || empty));
+        exchanged = (column_major && !stays_in_rows()) || (few && m > times * n && (!in_rows || empty));
         if (exchanged) {
             std::swap(m, n);
             std::swap(a, b);

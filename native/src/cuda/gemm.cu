@@ -205,7 +205,7 @@ infiniStatus_t plan_gemv(const InfiniProblem &problem, std::unique_ptr<CudaPlan>
         const GemmParams &p = made->params;
         if (p.m > kGemvRows || p.k > kLongestSum || (p.b.k != 1 && p.b.w != 1)) continue;
         const int64_t size = kDtypes[problem.operands[kC].dtype].size;
-        if (made->batch > 1 && p.k * p.n * size < kLeastMatrix) continue;
+        if (made->batch > 1 && p.k * size <= (kLeastMatrix - 1) / std::max<int64_t>(p.n, 1)) continue;
         if (size >= 4 && p.m > 1 && p.a.k != 1) continue; // its rows would be read by elements
         made->description = p.b.by_k ? "gemv, B read along k" : "gemv, B read along n";
         if (exchange) made->description = p.b.by_k ? "gemv, A read along k" : "gemv, A read along m";
