@@ -119,3 +119,37 @@ def test_what_other_code_takes_for_the_current_device_stays() -> None:
     command = [sys.executable, "-c", _SCOPES, str(PLUGIN)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
+
+
+_CAPTURED = """
+import sys, threading
+import numpy as np, infiniop_py as ip
+from infiniop_py._native import check, ffi, lib
+s, t = ip.Stream("cuda:0"), ip.Stream("cuda:0")
+n = 40 << 20
+x, y = ip.ones(n, "U8", "cuda:0"), ip.zeros(n, "U8", "cuda:0")
+ip.synchronize("cuda:0")
+def capture():
+    ip.set_device("cuda:0")
+    check(lib.infinirtStreamBeginCapture(t.pointer, 2))
+thread = threading.Thread(target=capture)
+thread.start(); thread.join()
+with s:
+    y.copy_(x)  # queued
+del x  # which the device cannot be waited for now
+z = ip.empty(n, "U8", "cuda:0")
+ip.set_device("cuda:0")
+check(lib.infinirtMemset(z._pointer, 7, n))
+s.synchronize()
+first = np.zeros(4, "u1")
+check(lib.infinirtMemcpyAsync(ffi.from_buffer(first), y._pointer, 4, 2, s.pointer))
+s.synchronize()
+assert first.tolist() == [1] * 4, first
+"""
+
+
+def test_memory_is_not_reused_while_the_device_cannot_be_waited_for() -> None:
+    environment = {**os.environ, "INFINIOP_BACKEND_PATH": str(PLUGIN)}
+    command = [sys.executable, "-c", _CAPTURED]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr

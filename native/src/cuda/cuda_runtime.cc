@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "core/fork_mutex.h"
@@ -144,7 +145,8 @@ public:
             much = released_bytes_ >= kept_bytes_ || released_.size() >= kMostReleased;
         }
         if (pool_ == nullptr) return check(what, cudaFree(ptr)); // which waits
-        return much ? give_back() : INFINI_STATUS_SUCCESS;
+        if (much) reclaim();                                     // or later
+        return INFINI_STATUS_SUCCESS;
     }
     infiniStatus_t release_async(const char *what, void *ptr, cudaStream_t stream) {
         {
@@ -234,7 +236,7 @@ private:
         cudaError_t error = ask(&made);
         if (error == cudaErrorMemoryAllocation && pool_ != nullptr) {
             const OutsideOfCaptures outside;
-            if (const infiniStatus_t status = give_back()) return status;
+            if (const infiniStatus_t status = check("waiting for the device to reuse memory", reclaim())) return status;
             if (const infiniStatus_t status = check(what, cudaMemPoolTrimTo(pool_, 0))) return status;
             error = ask(&made);
         }
@@ -254,22 +256,31 @@ private:
         return INFINI_STATUS_SUCCESS;
     }
 
-    /** Waits for the device and gives all that was released back to the pool. */
-    infiniStatus_t give_back() {
+    /** Waits for the device and gives all that was released back to the pool. Nothing of it if the device cannot be waited for, as
+     *  while a stream of it is being captured: it may be in use. */
+    cudaError_t reclaim() {
         const OutsideOfCaptures outside;
         std::vector<void *> released;
+        size_t bytes;
         {
             const std::lock_guard<ForkMutex> lock(mutex_);
             released.swap(released_);
-            released_bytes_ = 0;
+            bytes = std::exchange(released_bytes_, 0);
         }
-        infiniStatus_t status = check("waiting for the device before memory is reused", cudaDeviceSynchronize());
-        for (void *ptr : released) {
-            const infiniStatus_t freed = check("giving memory back", cudaFreeAsync(ptr, stream_));
-            if (status == INFINI_STATUS_SUCCESS) status = freed;
+        cudaError_t error = cudaDeviceSynchronize();
+        if (error != cudaSuccess) {
+            cudaGetLastError();
+            const std::lock_guard<ForkMutex> lock(mutex_);
+            released_.insert(released_.end(), released.begin(), released.end());
+            released_bytes_ += bytes;
+            return error;
         }
-        const infiniStatus_t done = check("giving memory back", cudaStreamSynchronize(stream_));
-        return status == INFINI_STATUS_SUCCESS ? done : status;
+        for (void *ptr : released)
+            if (const cudaError_t freed = cudaFreeAsync(ptr, stream_); error == cudaSuccess) error = freed;
+        const cudaError_t done = cudaStreamSynchronize(stream_);
+        if (error == cudaSuccess) error = done;
+        if (error != cudaSuccess) cudaGetLastError();
+        return error;
     }
 
     ForkMutex mutex_;

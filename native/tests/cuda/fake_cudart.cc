@@ -316,6 +316,10 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
 }
 cudaError_t cudaDeviceSynchronize() {
     const Lock lock(runtime().mutex);
+    // Refused in any mode while a stream of the device is being captured.
+    for (const FakeStream *stream : runtime().streams)
+        if (stream->capture != nullptr && stream->device == current_device)
+            return failed(cudaErrorStreamCaptureUnsupported);
     if (forbidden()) return failed(cudaErrorStreamCaptureUnsupported);
     drain_device(current_device);
     return waited();
