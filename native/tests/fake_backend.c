@@ -343,7 +343,8 @@ static infiniStatus_t wait_on_host(int device_id, Queue *queue, size_t until) {
 
 static infiniStatus_t device_count(int *count) {
     *count = kDevices;
-    return FAKE_COUNT == INFINI_STATUS_SUCCESS ? FAKE_COUNT : fail(FAKE_COUNT, "fake: the driver does not count devices");
+    return FAKE_COUNT == INFINI_STATUS_SUCCESS ? FAKE_COUNT
+                                               : fail(FAKE_COUNT, "fake: the driver does not count devices");
 }
 
 static infiniStatus_t set_device(int device_id) {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -216,7 +217,7 @@ def taken(plugin: str, second: str) -> None:
     run_all(fake, 0)
 
 
-def no_devices(plugin: str) -> None:
+def no_devices(plugin: str, why: str) -> None:
     """The backend is there and has no device: every id is out of range, and who asks for one hears why."""
     lib = load(plugin).lib
     assert info(lib).available == 1
@@ -225,11 +226,22 @@ def no_devices(plugin: str) -> None:
     assert count(lib) == 0
     assert lib.message() == before, "a call that succeeds leaves the message as it is"
     assert lib.infinirtSetDevice(QY, 0) == DEVICE_NOT_FOUND
-    assert "no QY:0" in lib.message() and "does not count" in lib.message(), lib.message()
+    assert "no QY:0" in lib.message() and why in lib.message(), lib.message()
     assert current_device(lib) == (CPU, 0)
     abi = Abi(lib)
     run_example(abi, OPS["add"], OPS["add"].layouts())
     abi.close()
+
+
+def found_after_chdir(folder: str) -> None:
+    """The library is loaded by a relative path, and the process goes elsewhere."""
+    os.chdir(folder)
+    runtime = ctypes.CDLL("lib/libinfinirt.so")
+    os.chdir("/")
+    read = BackendInfo()
+    assert runtime.infinirtGetBackendInfo(QY, ctypes.byref(read)) == SUCCESS
+    assert read.available == 1, read.reason
+    assert read.path.decode() == os.path.realpath(f"{folder}/lib/libinfini_qy.so")
 
 
 def after_a_bad_one(bad: str, plugin: str) -> None:
@@ -1136,6 +1148,7 @@ STEPS: dict[str, Callable[..., None]] = {
         reason_is_kept,
         taken,
         no_devices,
+        found_after_chdir,
         after_a_bad_one,
         empty_slots,
         one_load_under_threads,

@@ -75,6 +75,54 @@ def test_found_beside_the_library(plugin: Plugin, lib: Library, tmp_path: Path) 
     _child.run(CHILD, "not_found", *words, INFINIOP_LIBRARY=moved / "libinfiniop.so")
 
 
+def test_found_beside_the_library_wherever_the_process_goes(
+    plugin: Plugin, lib: Library, tmp_path: Path
+) -> None:
+    shutil.copytree(lib.folder, tmp_path / "lib")
+    shutil.copy(plugin(), tmp_path / "lib" / "libinfini_qy.so")
+    _child.run(CHILD, "found_after_chdir", tmp_path)
+
+
+NO_PIE = """
+#include <stdio.h>
+#include "infini_backend.h"
+#include "infinirt.h"
+static int each(infiniStatus_t (*function)(void)) { return function(); }
+int main(int argc, char **argv) {
+    (void)argv;
+    InfiniBackendInfo info;
+    if (each(argc > 5 ? infinirtDeviceSynchronize : infinirtInit) != INFINI_STATUS_SUCCESS) return 1;
+    if (infinirtGetBackendInfo(INFINI_DEVICE_QY, &info) != INFINI_STATUS_SUCCESS) return 2;
+    puts(info.available ? info.path : info.reason);
+    return 0;
+}
+"""
+
+
+def test_found_beside_the_library_by_a_program_that_has_its_functions_addresses(
+    plugin: Plugin, lib: Library, tmp_path: Path
+) -> None:
+    """One at a fixed address, whose own table of functions they are in."""
+    folder = tmp_path / "lib"
+    shutil.copytree(lib.folder, folder)
+    shutil.copy(plugin(), folder / "libinfini_qy.so")
+    (tmp_path / "main.c").write_text(NO_PIE)
+    _compiler.run(
+        [
+            *(_compiler.compiler(), "-no-pie", "-fno-pic", "-O1", f"-I{folder / 'include'}"),
+            *(
+                tmp_path / "main.c",
+                "-o",
+                tmp_path / "main",
+                f"-L{folder}",
+                "-linfinirt",
+                f"-Wl,-rpath,{folder}",
+            ),
+        ]
+    )
+    assert _compiler.run([tmp_path / "main"]).strip() == str(folder / "libinfini_qy.so")
+
+
 def test_one_load_under_threads(plugin: Plugin) -> None:
     _child.run(CHILD, "one_load_under_threads", plugin(), INFINIOP_BACKEND_PATH=plugin())
 
@@ -159,7 +207,8 @@ def test_a_path_must_be_absolute(path: str) -> None:
 
 def test_a_plugin_whose_devices_cannot_be_counted(plugin: Plugin) -> None:
     """No devices, which is no error; the CPU works on."""
-    _child.run(CHILD, "no_devices", plugin("FAKE_COUNT=7"))
+    _child.run(CHILD, "no_devices", plugin("FAKE_COUNT=7"), "does not count")
+    _child.run(CHILD, "no_devices", plugin("FAKE_COUNT=7", "FAKE_SILENT=1"), "DEVICE_NOT_INITIALIZED")
 
 
 # ---- devices, memory, operators ------------------------------------------------------------------

@@ -397,6 +397,14 @@ def test_the_cpu_has_no_capture(lib: Library, stream: ctypes.c_void_p, mode: int
     assert out.value is None
 
 
+def test_what_instantiating_says_is_written_whatever_fails(lib: Library) -> None:
+    out, node, log = pointer(), ctypes.c_void_p(0x1234), ctypes.create_string_buffer(b"#" * 16)
+    fake = ctypes.create_string_buffer(64)
+    status = lib.infinirtGraphInstantiate(ctypes.byref(out), fake, ctypes.byref(node), log, 16)
+    refused(lib, status, NOT_IMPLEMENTED, "cpu")
+    assert log.value == b"" and node.value is None
+
+
 @pytest.mark.parametrize("mode", [-1, 3, 2**31 - 1])
 def test_capture_mode_that_is_none(lib: Library, mode: int) -> None:
     refused(lib, lib.infinirtStreamBeginCapture(None, mode), BAD_PARAM)

@@ -43,14 +43,20 @@ constexpr const char *kNames[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
 /** Where the wheels have them, in site-packages. */
 constexpr const char *kWheels[] = {"nvidia/cu13/lib/libcublasLt.so.13", "nvidia/cublas/lib/libcublasLt.so.12"};
 
+/** Where this plugin is, found out when it is loaded: its name may be relative to a folder that the process leaves. */
+struct Location {
+    char path[PATH_MAX] = "";
+    Location() {
+        static const char here = 0;
+        Dl_info info;
+        if (dladdr(&here, &info) == 0 || info.dli_fname == nullptr || realpath(info.dli_fname, path) == nullptr)
+            path[0] = '\0';
+    }
+} const location;
+
 /** site-packages, if this plugin is <site-packages>/infiniop_py/_lib/libinfini_cuda.so. */
 std::string site_packages() {
-    static const char here = 0;
-    Dl_info info;
-    if (dladdr(&here, &info) == 0 || info.dli_fname == nullptr) return "";
-    char *real = realpath(info.dli_fname, nullptr);
-    std::string path = real != nullptr ? real : "";
-    std::free(real);
+    std::string path = location.path;
     for (int i = 0; i < 3 && !path.empty(); ++i) path.erase(path.find_last_of('/'));
     return path;
 }

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -65,6 +65,7 @@ public:
     static bool here() { return here_; }
 
 private:
+    const KeptMessage kept_; // what a plugin said of itself is told by who asked for it
     std::lock_guard<ForkMutex> lock_;
     static INFINI_THREAD_LOCAL bool here_;
 };
@@ -115,12 +116,23 @@ std::string defect(const InfiniBackend *b) {
     return "";
 }
 
-/** The libinfinirt.so that this is. */
+/** The libinfinirt.so that this is. Of an exported function a program may have the address. */
 Dl_info this_library() {
+    static const char here = 0;
     Dl_info info{};
-    dladdr(reinterpret_cast<void *>(&infinirtInit), &info);
+    dladdr(&here, &info);
     return info;
 }
+
+/** Where it is, or "" if the system does not say: found out when it is loaded, for its name may be relative to a folder that the
+ *  process leaves. */
+struct Location {
+    char path[PATH_MAX] = "";
+    Location() {
+        const char *name = this_library().dli_fname;
+        if (name == nullptr || realpath(name, path) == nullptr) path[0] = '\0';
+    }
+} const location;
 
 /** What is wrong with a file that should be a library; "" for nothing, or what dlopen says better. */
 std::string file_defect(const char *path) {
@@ -221,13 +233,9 @@ void load_from_environment() {
     registry.environment_read = true;
 }
 
-/** "<folder>/" of this library, or "" if the system does not say where that is. */
+/** "<folder>/" of this library, or "". */
 std::string library_folder() {
-    const char *name = this_library().dli_fname;
-    const std::unique_ptr<char, void (*)(void *)> real(name != nullptr ? realpath(name, nullptr) : nullptr, std::free);
-    if (real == nullptr && errno == ENOMEM) throw std::bad_alloc();
-    if (real == nullptr) return "";
-    const std::string path = real.get();
+    const std::string path = location.path;
     return path.substr(0, path.find_last_of('/') + 1);
 }
 

@@ -37,9 +37,15 @@ infiniStatus_t check_device(const char *function, infiniDevice_t device, int id)
     const InfiniBackend *backend = find_backend(device);
     if (backend == nullptr) return fail_no_backend(function, device);
     int count = 0;
-    if (backend->runtime->device_count(&count) != INFINI_STATUS_SUCCESS)
-        return fail(INFINI_STATUS_DEVICE_NOT_FOUND, "%s: there is no %s:%d: %s", function, device_name(device), id,
-                    infinirtGetLastErrorMessage());
+    if (backend->runtime->device_count(&count) != INFINI_STATUS_SUCCESS) {
+        infinirtSetLastError(INFINI_STATUS_SUCCESS,
+                             ""); // it may have failed without a word, and must not get another's
+        const infiniStatus_t status = backend->runtime->device_count(&count);
+        const char *const said = infinirtGetLastErrorMessage();
+        if (status != INFINI_STATUS_SUCCESS)
+            return fail(INFINI_STATUS_DEVICE_NOT_FOUND, "%s: there is no %s:%d: %s", function, device_name(device), id,
+                        *said != '\0' ? said : status_name(status));
+    }
     if (id < 0 || id >= count)
         return fail(INFINI_STATUS_DEVICE_NOT_FOUND, "%s: there is no %s:%d, this machine has %d of them", function,
                     device_name(device), id, count);
@@ -242,6 +248,9 @@ INFINI_EXPORT(infinirtGraphInstantiate,
                   NOT_NULL(exec);
                   NOT_NULL(graph);
                   if (log_size > 0) NOT_NULL(log);
+                  // Whatever fails, and wherever.
+                  if (log_size > 0) log[0] = '\0';
+                  if (node != nullptr) *node = nullptr;
                   return call(fn, &T::graph_instantiate, exec, graph, node, log, log_size);
               })
 INFINI_EXPORT(infinirtGraphExecDestroy, (infinirtGraphExec_t exec), {
