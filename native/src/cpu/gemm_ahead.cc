@@ -28,6 +28,8 @@ constexpr int64_t kRows = 17, kRowsF16 = 15, kMostRows = 36, kMostMissing = 1;
 constexpr int64_t kColumnsRows = 17, kColumnsMostRows = 72, kColumnsMostRowsFar = 24;
 constexpr int64_t kColumnsRowsF16 = 32, kColumnsMostRowsF16 = 96, kColumnsMostRowsFarF16 = 48;
 constexpr int64_t kColumnsPairsRows = 20, kColumnsPairsMostRowsFar = 64;
+/* On a Zen 4 pairs alone: of others, products take as long as reading B. */
+constexpr int64_t kPairsRowsZen4 = 10, kPairsRowsFarZen4 = 18, kPairsMostRowsZen4 = 192;
 
 /** A K block of a task's panels of B. Its rows are packed as units; of these, in all of its panels or but the last ones, some are
  *  `free`: a panel's columns can be read as a whole. */
@@ -56,15 +58,17 @@ struct Ahead final : WholeA {
                !g.kernel.in_tiles && g.n >= g.nr && g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1);
     }
     static bool pays(const Gemm &g) {
-        if (!is_zen5() || g.n < kLeastB / g.size / g.k) return false;
-        const bool pairs = g.kernel.unit_k > 1;
+        const bool pairs = g.kernel.unit_k > 1, zen4 = !is_zen5();
+        if ((zen4 && !pairs) || g.n < kLeastB / g.size / g.k) return false;
         const auto within = [&](int64_t least, int64_t most) { return g.m >= least && g.m <= most; };
         if (g.b.col != 1) {
             const bool far = is_far(g);
+            if (pairs && zen4) return within(kPairsRowsFarZen4, far ? kColumnsPairsMostRowsFar : kPairsMostRowsZen4);
             if (pairs) return within(kColumnsPairsRows, far ? kColumnsPairsMostRowsFar : kPairsMostRows);
             if (g.converts()) return within(kColumnsRowsF16, far ? kColumnsMostRowsFarF16 : kColumnsMostRowsF16);
             return within(kColumnsRows, far ? kColumnsMostRowsFar : kColumnsMostRows);
         }
+        if (zen4) return within(is_far(g) ? kPairsRowsFarZen4 : kPairsRowsZen4, kPairsMostRowsZen4);
         if (pairs) return within(rows_meet(g.b.row * g.size) ? kPairsRowsMeet : kPairsRows, kPairsMostRows);
         if (g.n < kLeastRow || g.k_blocks() < kLeastBlocks || g.batch > 1) return false; // whose items begin anew
         if (g.size == sizeof(double) && g.panels_m * g.kernel.mr - g.m > kMostMissing) return false;

@@ -156,11 +156,12 @@ struct InPlace final : Way {
     }
     /** Columns that meet in one set of the first-level cache, of as many K blocks as are taken at a time, and so many that packing
      *  A pays. From memory it is no faster for few rows of F32, and from caches for more of F16, which are converted as long as
-     *  before. Measured on Zen 5 alone. */
+     *  before. On a Zen 4 it is faster for one row of pairs from caches alone. */
     static bool has_twins(const Gemm &g) {
-        constexpr int64_t kColumns = 128, kColumnsOfOneRow = 32;
+        constexpr int64_t kColumns = 128, kColumnsOfOneRow = 32, kNearZen4 = 8 << 20; // bytes of B
         if (g.b.row != 1 || g.b.col == 1 || g.m > kTwinsRows || g.kernel.twins[kFast][g.m] == nullptr) return false;
-        if (!is_zen5() || !rows_meet(g.b.col * g.size) || g.k > kFewRowsOfA / g.m) return false;
+        if (!rows_meet(g.b.col * g.size) || g.k > kFewRowsOfA / g.m) return false;
+        if (!is_zen5() && (g.m > 1 || g.kernel.unit_k == 1 || g.n > kNearZen4 / g.size / g.k)) return false;
         if (g.k < (g.m <= kTwinsFewRows ? 4 : 2) * g.block_k || g.n < (g.m == 1 ? kColumnsOfOneRow : kColumns))
             return false;
         if (g.kernel.unit_k > 1) return true;
