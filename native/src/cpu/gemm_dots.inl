@@ -100,12 +100,36 @@ INFINI_CALLED void add_lanes(V *to, const V *sums, int vectors, bool begins) {
     }
 }
 
+template <class V, class From>
+INFINI_INLINE void load_whole(V &x, const From *p) {
+    x = load(p);
+}
+template <class V>
+INFINI_INLINE void take(V &x, V whole) {
+    x = whole;
+}
+
+#if defined(__AVX512F__)
+/** A vector in two halves, which a Zen 4 converts faster. */
+struct InHalves {
+    static constexpr int N = VF::N;
+    VH low, high;
+};
+INFINI_INLINE InHalves fma(InHalves a, InHalves b, InHalves c) {
+    return {fma(a.low, b.low, c.low), fma(a.high, b.high, c.high)};
+}
+INFINI_INLINE void load_whole(InHalves &x, const f16 *p) { x = {load_eight(p), load_eight(p + VH::N)}; }
+INFINI_INLINE void take(InHalves &x, VF whole) {
+    x = {{_mm512_castps512_ps256(whole.v)}, {_mm512_extractf32x8_ps(whole.v, 1)}};
+}
+INFINI_INLINE VF joined(InHalves x) { return {_mm512_insertf32x8(_mm512_castps256_ps512(x.low.v), x.high.v, 1)}; }
+#endif
+
 /** The sums of each lane, [r * C + c], of elements k0 to `end`, a K block of k, of R rows of A, whose vectors are a_step apart,
  *  and C columns of B. Fetches: into the second-level cache, a line of each column before each that is multiplied. */
-template <class T, int R, int C, class A>
-INFINI_INLINE void multiply_dots(typename Units<T>::Sums (&sums)[R * C], const A *a, int64_t a_step, bool packed,
-                                 const T *b, int64_t b_col_, int64_t k0, int64_t end, int64_t k, bool fetches) {
-    using V = typename Units<T>::Sums;
+template <class T, int R, int C, class V, class A>
+INFINI_INLINE void multiply_dots(V (&sums)[R * C], const A *a, int64_t a_step, bool packed, const T *b, int64_t b_col_,
+                                 int64_t k0, int64_t end, int64_t k, bool fetches) {
     constexpr int N = V::N;
     constexpr int64_t kElements = kLine / sizeof(T); // of a line
     const int64_t b_col = opaque(b_col_), ahead = ColumnFetch<T>::kFarAhead < k ? ColumnFetch<T>::kFarAhead : k;
@@ -113,11 +137,19 @@ INFINI_INLINE void multiply_dots(typename Units<T>::Sums (&sums)[R * C], const A
     const auto step = [&](int64_t left) INFINI_INLINE_LAMBDA {
         V x[R];
 #pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) x[r] = left >= N || packed ? load(a + r * N) : load_last(a, left);
+        for (int r = 0; r < R; ++r)
+            if (left >= N || packed)
+                load_whole(x[r], a + r * N);
+            else
+                take(x[r], load_last(a, left));
 #pragma GCC unroll 16
         for (int c = 0; c < C; ++c) {
             const T *const from = b + c * b_col + i;
-            const V y = left >= N ? load(from) : load_n(from, left);
+            V y;
+            if (left >= N)
+                load_whole(y, from);
+            else
+                take(y, load_n(from, left));
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
                 V &sum = sums[r * C + c];
@@ -156,8 +188,29 @@ INFINI_INLINE void sum_dots(typename Units<T>::Sums::Scalar *to, int64_t ld, con
         V sums[R * C], block[kAll];
 #pragma GCC unroll 32
         for (V &sum : sums) sum = zero(V{});
-        multiply_dots<T, R, C>(sums, a + k0 / N * a_step, a_step, packed, b, b_col, k0,
-                               k - k0 < kDotsBlock ? k : k0 + kDotsBlock, k, fetches);
+        const int64_t block_end = k - k0 < kDotsBlock ? k : k0 + kDotsBlock;
+        const auto multiply = [&](auto &of_lanes) INFINI_INLINE_LAMBDA {
+            multiply_dots<T, R, C>(of_lanes, a + k0 / N * a_step, a_step, packed, b, b_col, k0, block_end, k, fetches);
+        };
+#if defined(__AVX512F__)
+        if constexpr (kSame<T, f16> && kSame<A, f16>) {
+            // From memory whole ones are faster: more of what follows is on its way.
+            if (fetches) {
+                multiply(sums);
+            } else {
+                InHalves halves[R * C];
+#pragma GCC unroll 16
+                for (InHalves &sum : halves) take(sum, zero(V{}));
+                multiply(halves);
+#pragma GCC unroll 16
+                for (int i = 0; i < R * C; ++i) sums[i] = joined(halves[i]);
+            }
+        } else {
+            multiply(sums);
+        }
+#else
+        multiply(sums);
+#endif
 #pragma GCC unroll 32
         for (int i = 0; i < kAll; ++i) block[i] = i < R * C ? sums[i] : zero(V{});
         add_lanes(all, block, kAll / N, k0 == 0);
