@@ -192,7 +192,8 @@ class Tensor:
 
     Make one with :meth:`empty`, :meth:`zeros`, :meth:`ones`, :meth:`arange`, :meth:`randn`,
     :meth:`from_numpy` or :meth:`from_blob`. Shapes and strides count elements. NumPy reads a CPU tensor
-    without a copy (``numpy.asarray``).
+    without a copy (``numpy.asarray``). ``+``, ``*`` and ``@`` with an array of NumPy's are this library's
+    operators, whichever is on the left; ``==`` tells whether two Tensors are one object.
 
     >>> x = Tensor.arange(6, dtype="F32").reshape(2, 3)
     >>> x.T.shape, x.T.strides

@@ -34,6 +34,8 @@ RESULT = 512  # bytes
 PATTERN = b"\xa5" * RESULT
 # What sets something for the calls after it.
 SETTERS = ("infiniopSetNumThreads", "infiniopSetNumThreadsLocal")
+# Parameters that are written by a call that fails, too.
+TOLD_OF_FAILURES = {"infinirtGraphInstantiate": ("node", "log")}
 # Functions whose sizes name memory of the caller, which is as long as a result.
 TRUSTED_SIZE = ("infinirtMemcpy", "infinirtMemset", "infinirtGraphInstantiate")
 
@@ -198,13 +200,18 @@ class Group:
             return
         call = Arguments(function, values)
         raw = [value.raw for value in values]
-        results = [value.raw for p, value in zip(function.parameters, values, strict=True)
-                   if is_pointer_to_result(function, p.name) and value.raw]  # fmt: skip
+        told = TOLD_OF_FAILURES.get(function.name, ())
+        named = [
+            (p.name, value)
+            for p, value in zip(function.parameters, values, strict=True)
+            if p.name not in told
+        ]
+        results = [value.raw for name, value in named if is_pointer_to_result(function, name) and value.raw]
         room = [(ctypes.c_char * RESULT).from_address(at) for at in results]
         cleared = "Malloc" in function.name  # which sets its result to NULL first
         op = operator_of(function)
         memory = [x.bytes for x in self.world.scene.memory[op.name if op else "gemm"].values()]
-        arrays = [value for value in raw if isinstance(value, ctypes.Array)]
+        arrays = [value.raw for _, value in named if isinstance(value.raw, ctypes.Array)]
         about = {op.name if op else "", *(value.kind for value in values), call.get("op")}
         begins = [name for name in OPS if name in about or name.encode() in about]
 

@@ -39,7 +39,7 @@ def state() -> tuple[Any, ...]:
         ip.get_stream("cpu"),
         [op.cache().cache_info()[3:] for op in OPERATORS],
         [list(op.dispatcher().table) for op in OPERATORS],
-        np.asarray(ip.empty(0)).dtype,
+        ip.empty(0).numpy().dtype,
     )
 
 
@@ -47,7 +47,7 @@ def contents(arguments: Any) -> list[bytes]:
     """What the arrays among them hold."""
     arrays = [rows.X, rows.Y, rows.Z, *arguments]
     return [
-        np.asarray(x).tobytes()
+        (x.numpy() if isinstance(x, ip.Tensor) else np.asarray(x)).tobytes()
         for x in arrays
         if isinstance(x, (np.ndarray, ip.Tensor)) and x.dtype != object
     ]
