@@ -510,7 +510,8 @@ class Graph:
     # ---- other memory ------------------------------------------------------------------------------------
 
     def name(self, /, **operands: Any) -> None:
-        """Give arrays of the graph names, by which :meth:`bind` and :meth:`save` know them.
+        """Give arrays of the graph names, by which :meth:`bind` and :meth:`save` know them. GraphError while
+        a recorded graph runs, or while this thread records another.
 
         >>> import numpy as np
         >>> x = np.ones(2)

@@ -223,6 +223,8 @@ class Tensor:
         name = _OF_UFUNCS.get(ufunc)
         if name is None or method != "__call__" or options:
             arrays = [np.asarray(x) if isinstance(x, Tensor) else x for x in inputs]
+            if isinstance(options.get("where"), Tensor):
+                options["where"] = np.asarray(options["where"])
             return getattr(ufunc, method)(*arrays, **({"out": out} if out else {}), **options)
         if not all(map(_is_operand, inputs)):
             return NotImplemented

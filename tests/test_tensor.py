@@ -440,6 +440,7 @@ def test_other_functions_of_numpy_read_the_values() -> None:
     np.testing.assert_array_equal(np.exp(t), np.exp(array(3)))
     assert not np.subtract(t, array(3)).any()
     assert np.add(t, t, dtype="f8").tolist() == [0, 2, 4]
+    assert np.sum(array(3), where=ip.from_numpy(np.array([True, False, True]))) == 2
     assert np.negative(t, out=out) is out and out.tolist() == [0, -1, -2]
     assert (t == array(3)).all()
     assert (array(3) == t).all()

@@ -102,7 +102,7 @@ def adapter(torch: Any) -> Adapter:
         try:
             return empty(shape, dtype=of_dtype[dtype], device=where)
         except RuntimeError as error:
-            if not re.search("memory|overflow", str(error)):
+            if not re.search("out of memory|allocate memory|overflow", str(error)):
                 raise
             reason = str(error).partition("\n")[0]
             raise OutOfMemoryError(f"{what}: cannot allocate {shape} of {dtype}: {reason}") from None

@@ -35,7 +35,7 @@
  *  can be captured. The result does not depend on the number of threads. A call on the CPU takes less than 96 KiB of its
  *  thread's stack, is not interrupted by signals or by pthread_cancel(), and may be made in the child of fork(), whatever
  *  other threads of the parent were doing. Its worker threads take no signals but those for faults of their own, such as
- *  SIGSEGV, and may run on all CPUs of the process, whichever thread called first.
+ *  SIGSEGV, and may run on the CPUs of the thread that starts them and of the process's first.
  *
  *  FLOATING POINT
  *  Rounding is to nearest even and subnormal numbers count, whatever the calling thread has set: rounding mode, FTZ, DAZ or

@@ -62,7 +62,8 @@ void test_workers() {
         pthread_attr_t small, usual;
         pthread_attr_init(&small);
         pthread_getattr_default_np(&usual);
-        CHECK(pthread_attr_setstacksize(&small, 32 << 10) == 0);
+        const size_t least = static_cast<size_t>(sysconf(_SC_THREAD_STACK_MIN)), few = 32 << 10;
+        CHECK(pthread_attr_setstacksize(&small, least > few ? least : few) == 0);
         if (!emulated()) CHECK(pthread_setattr_default_np(&small) == 0);
         const pthread_t caller = pthread_self();
         std::atomic<int> by_workers{0};

@@ -58,8 +58,8 @@ struct Ahead final : WholeA {
                !g.kernel.in_tiles && g.n >= g.nr && g.k <= kFewRowsOfA / std::max<int64_t>(g.m, 1);
     }
     static bool pays(const Gemm &g) {
-        const bool pairs = g.kernel.unit_k > 1, zen4 = !is_zen5();
-        if ((zen4 && !pairs) || g.n < kLeastB / g.size / g.k) return false;
+        const bool pairs = g.kernel.unit_k > 1, zen4 = small_l2() && !is_zen5();
+        if (!(zen4 ? pairs : is_zen5()) || g.n < kLeastB / g.size / g.k) return false;
         const auto within = [&](int64_t least, int64_t most) { return g.m >= least && g.m <= most; };
         if (g.b.col != 1) {
             const bool far = is_far(g);

@@ -161,6 +161,7 @@ struct InPlace final : Way {
         constexpr int64_t kColumns = 128, kColumnsOfOneRow = 32, kNearZen4 = 8 << 20; // bytes of B
         if (g.b.row != 1 || g.b.col == 1 || g.m > kTwinsRows || g.kernel.twins[kFast][g.m] == nullptr) return false;
         if (!rows_meet(g.b.col * g.size) || g.k > kFewRowsOfA / g.m) return false;
+        if (!small_l2()) return false;
         if (!is_zen5() && (g.m > 1 || g.kernel.unit_k == 1 || g.n > kNearZen4 / g.size / g.k)) return false;
         if (g.k < (g.m <= kTwinsFewRows ? 4 : 2) * g.block_k || g.n < (g.m == 1 ? kColumnsOfOneRow : kColumns))
             return false;

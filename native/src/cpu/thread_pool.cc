@@ -270,7 +270,7 @@ private:
         pthread_setaffinity_np(pthread_self(), sizeof allowed, &allowed);
     }
 
-    /** Workers work for all threads, whatever the one that starts them is limited to. */
+    /** Stacks do not depend on the default of the process, which may be small. */
     struct Attributes {
         pthread_attr_t of_workers;
 
@@ -281,10 +281,6 @@ private:
             size_t stack = 0;
             if (pthread_attr_getstacksize(&of_workers, &stack) == 0 && stack < kLeastStack)
                 pthread_attr_setstacksize(&of_workers, kLeastStack);
-#if defined(__GLIBC__)
-            with_affinity_mask(
-                [&](size_t size, const cpu_set_t *set) { pthread_attr_setaffinity_np(&of_workers, size, set); });
-#endif
         }
         ~Attributes() { pthread_attr_destroy(&of_workers); }
     };
@@ -304,6 +300,8 @@ private:
                 &worker.thread, &attributes.of_workers,
                 [](void *started) -> void * {
                     Worker *self = static_cast<Worker *>(started);
+                    // Where the system refuses that, a worker stays where it is.
+                    with_affinity_mask([](size_t size, const cpu_set_t *set) { sched_setaffinity(0, size, set); });
                     self->pool->serve(*self);
                     return nullptr;
                 },

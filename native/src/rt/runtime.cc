@@ -248,7 +248,7 @@ INFINI_EXPORT(infinirtGraphInstantiate,
                   NOT_NULL(exec);
                   NOT_NULL(graph);
                   if (log_size > 0) NOT_NULL(log);
-                  // Whatever fails, and wherever.
+                  // Whatever fails from here on.
                   if (log_size > 0) log[0] = '\0';
                   if (node != nullptr) *node = nullptr;
                   return call(fn, &T::graph_instantiate, exec, graph, node, log, log_size);
