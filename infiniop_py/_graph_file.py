@@ -379,9 +379,8 @@ def _replace(path: str, header: dict[str, Any], regions: Sequence[_Region]) -> N
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         with open(os.open(beside, flags, 0o666 if mode is None else 0o600), "wb") as file:
-            if (
-                mode is not None and stat.S_IMODE(os.fstat(file.fileno()).st_mode) != mode
-            ):  # who may read the old one may read the new one
+            # Who may read the old one may read the new one. Some file systems have one mode for all.
+            if mode is not None and stat.S_IMODE(os.fstat(file.fileno()).st_mode) != mode:
                 os.fchmod(file.fileno(), mode)
             _write(file, header, regions)
             file.flush()

@@ -87,8 +87,8 @@ INFINI_API infiniStatus_t infiniopGetNumThreads(int *n);
 
 /** Writes the static name of the instruction set the CPU kernels use: "portable", "avx2", "avx512", "avx512_bf16" or
  *  "amx_bf16": the fastest this CPU has (and Linux grants: tiles are asked for once), capped by the environment variable
- *  INFINIOP_MAX_ISA (one of these names in any case; "portable" for any other) as it was at the first use. "avx512_bf16" is used only where
- *  it is named on CPUs whose BF16 instructions are slow. */
+ *  INFINIOP_MAX_ISA (one of these names in any case; "portable" for any other) as it was at the first use. "avx512_bf16" is
+ *  used only where it is named on CPUs whose BF16 instructions are slow. */
 INFINI_API infiniStatus_t infiniopGetCpuIsa(const char **name);
 
 /** Write in a few words why infiniopGetNumThreads() and infiniopGetCpuIsa() answer this thread what they do, for bug reports:

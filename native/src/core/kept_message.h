@@ -6,6 +6,8 @@
 
 namespace infini {
 
+constexpr int kMessage = 1024; // bytes of a message that are kept
+
 /** Puts this thread's last error message back when it goes. */
 class KeptMessage {
 public:
@@ -14,7 +16,7 @@ public:
     KeptMessage(const KeptMessage &) = delete;
 
 private:
-    char text_[1024]; // as much as is kept of a message
+    char text_[kMessage];
 };
 
 } // namespace infini

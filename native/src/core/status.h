@@ -1,9 +1,9 @@
 /* Failing: every error leaves through fail(), which keeps the sentence for the calling thread. */
 #pragma once
+#include <pthread.h>
+
 #include <exception>
 #include <new>
-
-#include <pthread.h>
 
 #include "core/fp_environment.h"
 #include "infini_backend.h"

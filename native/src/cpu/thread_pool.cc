@@ -97,13 +97,13 @@ double cgroup_quota() {
     return quota;
 }
 
-/** The number an environment variable is, or the first of a list, as OpenMP has one for nested levels; 0 for anything else. */
+/** The number an environment variable begins with, if a space or a comma ends it, as in OpenMP's lists for nested levels; else 0. */
 int number_in(const char *variable) {
     const char *text = secure_getenv(variable);
     if (text == nullptr) return 0;
     char *end;
     const long n = std::strtol(text, &end, 10);
-    return std::strchr(", ", *end) != nullptr ? static_cast<int>(std::clamp<long>(n, 0, kMaxThreads)) : 0;
+    return std::strchr(", \t\n", *end) != nullptr ? static_cast<int>(std::clamp<long>(n, 0, kMaxThreads)) : 0;
 }
 
 /** Where the default number of threads comes from. */
@@ -275,8 +275,7 @@ private:
         pthread_attr_t of_workers;
 
         Attributes() {
-            constexpr size_t kLeastStack =
-                256 << 10; // kernels need 32 KiB; AMX's tiles, where a signal's handler runs, 8 more
+            constexpr size_t kLeastStack = 256 << 10; // of which a call takes less than 96
             pthread_attr_init(&of_workers);
             size_t stack = 0;
             if (pthread_attr_getstacksize(&of_workers, &stack) == 0 && stack < kLeastStack)

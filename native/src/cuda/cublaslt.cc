@@ -14,6 +14,7 @@
 
 #include "core/dtype.h"
 #include "core/layout.h"
+#include "core/own_file.h"
 #include "cuda/cublaslt_api.h"
 #include "cuda/error.h"
 #include "cuda/gemm.h"
@@ -43,20 +44,12 @@ constexpr const char *kNames[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
 /** Where the wheels have them, in site-packages. */
 constexpr const char *kWheels[] = {"nvidia/cu13/lib/libcublasLt.so.13", "nvidia/cublas/lib/libcublasLt.so.12"};
 
-/** Where this plugin is, found out when it is loaded: its name may be relative to a folder that the process leaves. */
-struct Location {
-    char path[PATH_MAX] = "";
-    Location() {
-        static const char here = 0;
-        Dl_info info;
-        if (dladdr(&here, &info) == 0 || info.dli_fname == nullptr || realpath(info.dli_fname, path) == nullptr)
-            path[0] = '\0';
-    }
-} const location;
+constexpr char kHere = 0;
+const OwnFile own_file(&kHere);
 
 /** site-packages, if this plugin is <site-packages>/infiniop_py/_lib/libinfini_cuda.so. */
 std::string site_packages() {
-    std::string path = location.path;
+    std::string path = own_file.path;
     for (int i = 0; i < 3 && !path.empty(); ++i) path.erase(path.find_last_of('/'));
     return path;
 }

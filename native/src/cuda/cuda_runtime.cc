@@ -271,6 +271,7 @@ private:
         if (error != cudaSuccess) {
             cudaGetLastError();
             const std::lock_guard<ForkMutex> lock(mutex_);
+            if (released_.empty()) released_.swap(released); // which needs no memory
             released_.insert(released_.end(), released.begin(), released.end());
             released_bytes_ += bytes;
             return error;

@@ -33,7 +33,7 @@ public:
     const char *why() const { return why_; }
 
 private:
-    char why_[1024] = "";
+    char why_[kMessage] = "";
 };
 
 bool offers_capture(const InfiniRuntimeTable &table) {

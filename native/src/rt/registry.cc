@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -20,6 +19,7 @@
 
 #include "core/fork_mutex.h"
 #include "core/kept_message.h"
+#include "core/own_file.h"
 #include "core/thread_local.h"
 #include "cpu/cpu_backend.h"
 
@@ -116,23 +116,16 @@ std::string defect(const InfiniBackend *b) {
     return "";
 }
 
-/** The libinfinirt.so that this is. Of an exported function a program may have the address. */
-Dl_info this_library() {
-    static const char here = 0;
-    Dl_info info{};
-    dladdr(&here, &info);
-    return info;
-}
+/* The libinfinirt.so that this is. */
+constexpr char kHere = 0;
+const OwnFile own_file(&kHere);
 
-/** Where it is, or "" if the system does not say: found out when it is loaded, for its name may be relative to a folder that the
- *  process leaves. */
-struct Location {
-    char path[PATH_MAX] = "";
-    Location() {
-        const char *name = this_library().dli_fname;
-        if (name == nullptr || realpath(name, path) == nullptr) path[0] = '\0';
-    }
-} const location;
+/** Its ELF header; nullptr if the system does not say. */
+const ElfW(Ehdr) * own_header() {
+    Dl_info info{};
+    dladdr(&kHere, &info);
+    return static_cast<const ElfW(Ehdr) *>(info.dli_fbase);
+}
 
 /** What is wrong with a file that should be a library; "" for nothing, or what dlopen says better. */
 std::string file_defect(const char *path) {
@@ -147,7 +140,7 @@ std::string file_defect(const char *path) {
     // Opening one whose ELF header promises more segments than the file holds kills the process.
     ElfW(Ehdr) header;
     bool whole = regular && read(header, 0) && std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0;
-    const auto *own = static_cast<const ElfW(Ehdr) *>(this_library().dli_fbase);
+    const auto *own = own_header();
     // The headers of another word length or byte order are others; dlopen looks at these before it looks at segments.
     const bool readable = whole && (own == nullptr || std::memcmp(header.e_ident, own->e_ident, EI_DATA + 1) == 0);
     const auto size = regular ? static_cast<uint64_t>(about.st_size) : 0;
@@ -235,7 +228,7 @@ void load_from_environment() {
 
 /** "<folder>/" of this library, or "". */
 std::string library_folder() {
-    const std::string path = location.path;
+    const std::string path = own_file.path;
     return path.substr(0, path.find_last_of('/') + 1);
 }
 
@@ -279,7 +272,7 @@ infiniStatus_t fail_no_backend(const char *function, infiniDevice_t device) {
 }
 
 int device_count(infiniDevice_t device) {
-    const KeptMessage kept; // a plugin's probe may fail, too
+    const KeptMessage kept;
     const InfiniBackend *backend = find_backend(device);
     int count = 0;
     if (backend == nullptr || backend->runtime->device_count(&count) != INFINI_STATUS_SUCCESS || count < 0) return 0;

@@ -38,8 +38,8 @@ infiniStatus_t check_device(const char *function, infiniDevice_t device, int id)
     if (backend == nullptr) return fail_no_backend(function, device);
     int count = 0;
     if (backend->runtime->device_count(&count) != INFINI_STATUS_SUCCESS) {
-        infinirtSetLastError(INFINI_STATUS_SUCCESS,
-                             ""); // it may have failed without a word, and must not get another's
+        // It may have failed without a word, and must not get another's.
+        infinirtSetLastError(INFINI_STATUS_SUCCESS, "");
         const infiniStatus_t status = backend->runtime->device_count(&count);
         const char *const said = infinirtGetLastErrorMessage();
         if (status != INFINI_STATUS_SUCCESS)
