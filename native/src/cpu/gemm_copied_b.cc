@@ -30,11 +30,16 @@ struct CopiedB final : Way {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
         const int64_t fits =
             std::max(second_level_cache() / kStrips / kernel.acc_size / units(k) / nr * nr, kStripCols);
-        // In whole vectors: so narrow strips may differ by a third if they are whole tiles.
-        task_n = round_up(ceil_div(n, std::max(ceil_div(n, fits), std::min<int64_t>(threads, n / kStripCols))), nr / 2);
+        if (has_pairs() && m < kTaskRows * threads) {
+            strips = strips_of_few_rows(threads, ceil_div(n, fits));
+            task_n = columns_of(strips);
+            task_m = ceil_div(m, std::max<int64_t>(threads / strips, 1));
+        } else {
+            task_n = columns_of(std::max(ceil_div(n, fits), std::min<int64_t>(threads, n / kStripCols)));
+            const int64_t wanted = threads == 1 ? 1 : ceil_div(threads * kEach, ceil_div(n, task_n));
+            task_m = round_up(ceil_div(m, std::min(wanted, ceil_div(m, kTaskRows))), kernel.in_place_rows);
+        }
         strips = ceil_div(n, task_n);
-        const int64_t wanted = threads == 1 ? 1 : ceil_div(threads * kEach, strips);
-        task_m = round_up(ceil_div(m, std::min(wanted, ceil_div(m, kTaskRows))), kernel.in_place_rows);
         parts = ceil_div(m, task_m);
         ld = odd_lines(std::min(n, task_n), kernel.acc_size);
         bytes_b = acc_bytes(units(k) * ld);
@@ -54,6 +59,22 @@ struct CopiedB final : Way {
                     if (way != nullptr) bytes_way = std::max(bytes_way, way->workspace(1));
                 }
             }
+    }
+    /** Of so many strips, in whole vectors: so narrow ones may differ by a third if they are whole tiles. */
+    int64_t columns_of(int64_t count) const { return round_up(ceil_div(n, count), nr / 2); }
+    /** At least so many, and as leaves a thread the least to copy and multiply. */
+    int64_t strips_of_few_rows(int threads, int64_t least) const {
+        constexpr int64_t kCopyRows = 10; // of A, of which the products take as long as the copy
+        int64_t best = least > threads ? round_up(least, threads) : least, best_work = INT64_MAX;
+        for (int64_t count = least; count <= std::min<int64_t>(threads, n / (nr / 2)); ++count) {
+            const int64_t rows = ceil_div(m, std::max<int64_t>(threads / count, 1));
+            const int64_t work = columns_of(count) * (kCopyRows + rows);
+            if (work < best_work) {
+                best = count;
+                best_work = work;
+            }
+        }
+        return best;
     }
     int sharers(int threads) const { return static_cast<int>(std::min<int64_t>(threads, parts * strips)); }
     int64_t workspace(int threads) const override { return (bytes_b + bytes_way) * sharers(threads); }
@@ -108,7 +129,7 @@ struct CopiedB final : Way {
 } // namespace
 
 std::unique_ptr<const Way> copied_b(const Gemm &gemm, int threads) {
-    if (!gemm.may_copy_b() && !gemm.may_copy_pairs(threads)) return nullptr;
+    if (!gemm.may_copy_b() && !gemm.may_copy_pairs()) return nullptr;
     auto way = std::make_unique<CopiedB>(gemm, threads);
     if (!way->applies) return nullptr;
     return way;

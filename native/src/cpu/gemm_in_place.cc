@@ -538,7 +538,7 @@ struct InPlace final : Way {
 } // namespace
 
 std::unique_ptr<const Way> in_place(const Gemm &gemm, int threads) {
-    if (!InPlace::applies(gemm) || gemm.may_copy_pairs(threads) || gemm.may_copy_rows()) return nullptr;
+    if (!InPlace::applies(gemm) || gemm.may_copy_pairs() || gemm.may_copy_rows()) return nullptr;
     return std::make_unique<InPlace>(gemm, threads);
 }
 

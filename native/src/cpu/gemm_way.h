@@ -171,10 +171,20 @@ struct Gemm {
         return !dots && kernel.has_small_l2 && !converts() && b.col == 1 && m >= kRows && n >= nr && reads_a() &&
                b_is_small() && push_out(std::min(k, block_k), b.row * size);
     }
-    /** The same for a copy in pairs, where A has such. */
-    bool may_copy_pairs(int threads) const {
-        constexpr int64_t kRows = 96; // for each thread
-        return has_pairs() && m >= kRows * threads && n > 1 && b_is_small();
+    /** The same for a copy in pairs, where A has such, which then need no packing: that pays with columns of B, which are transposed
+     *  either way, for fewer rows of A than with its rows, and soonest where panels would be half empty. Longer rows or columns of B
+     *  are copied if they are few. */
+    bool may_copy_pairs() const {
+        constexpr int64_t kRows = 48, kRowsTurned = 24, kRowsHalfPanel = 12, kRowsShort = 8,
+                          kShort = 32;                  // measured on Zen 4
+        constexpr int64_t kFew = 256, kMostB = 2 << 20; // bytes of few rows or columns
+        const bool turns = b.row == 1;
+        const int64_t least = turns && k <= kShort ? kRowsShort
+                              : 2 * n <= nr        ? kRowsHalfPanel
+                              : turns              ? kRowsTurned
+                                                   : kRows;
+        const bool fits = b_is_small() || (std::min(n, k) <= kFew && std::max(n, k) <= kMostB / size / std::min(n, k));
+        return has_pairs() && m >= least && n > 1 && fits;
     }
     /** Are elements of A that are neighbours in k, as pairs, what kernels take? */
     bool has_pairs() const {
