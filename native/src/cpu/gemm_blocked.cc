@@ -145,10 +145,12 @@ struct Blocked final : Way {
     /** Of those, so many are multiplied with a K block of a panel of B before the next one is. */
     int64_t panels_together() const { return kernel.in_tiles || dots ? task_panels : 1; }
     Tasks tasks_of(const Block &block, int threads) const {
+        constexpr int64_t kMany = 8; // for a thread: of fewer, all threads have as many
         const int64_t groups = groups_of(block, threads);
-        const int64_t parts =
-            std::max(ceil_div(block.panels, task_panels), std::min(block.panels, ceil_div(threads, groups)));
-        return {groups, parts, ceil_div(ceil_div(block.n, nr * groups), std::max<int64_t>(kTaskCols / nr, 1))};
+        const int64_t cols = ceil_div(ceil_div(block.n, nr * groups), std::max<int64_t>(kTaskCols / nr, 1));
+        Tasks tasks{groups, ceil_div(block.panels, task_panels), cols};
+        while (tasks.all() % threads != 0 && tasks.all() < kMany * threads && tasks.parts < block.panels) ++tasks.parts;
+        return tasks;
     }
 
     /** What the products of panels p0..p1 of A and one of B bring nearer: the next panel of B, which sums and the packing of A have
