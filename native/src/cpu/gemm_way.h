@@ -106,7 +106,7 @@ struct Gemm {
         const bool in_rows =
             !dots && c.col == 1 && takes_a && b_is_small() && (b.col == 1 || (converts() ? b.row == 1 : may_copy_b()));
         const bool few = n <= kFewColumns,
-                   empty = few && (converts() ? 4 * n <= 3 * round_up(n, nr) : 16 * n <= 5 * nr);
+                   empty = few && (converts() ? 4 * n <= 3 * round_up(n, has_pairs() ? nr / 2 : nr) : 16 * n <= 5 * nr);
         // Along k, columns that are too few for a kernel would be summed up one by one, and rows be packed for them.
         constexpr int64_t kFewAlongK = 8;
         const int64_t times = dots && n < kFewAlongK ? 1 : 4;
