@@ -74,7 +74,7 @@ struct Ahead final : WholeA {
         if (g.size == sizeof(double) && g.panels_m * g.kernel.mr - g.m > kMostMissing) return false;
         return within(g.converts() ? kRowsF16 : kRows, kMostRows);
     }
-    static bool is_far(const Gemm &g) { return g.n > kNear / g.size / g.k; }
+    static bool is_far(const Gemm &g) { return g.b_exceeds(kNear); }
 
     Ahead(const Gemm &gemm, int threads)
         : WholeA(gemm, threads), by_columns(b.col != 1), joined(b.row == n && n >= 2 * nr),

@@ -34,8 +34,10 @@ constexpr int64_t kInPlaceShortStep = 32;
 constexpr int64_t kInPlaceFewOfTiles = 24, kInPlaceNearRows = 8 * 1024;
 constexpr int64_t kInPlaceShortRun = 4096; // 2048 or 1024 in a smaller cache
 /* Bytes of B up to which its columns need no fetching, and the first rows of a task. Columns that few shuffles transpose come fast
- * enough from the last-level cache, but are fetched where that costs little: they may well come from memory. */
-constexpr int64_t kColumnsNearB = 4 << 20, kColumnsNearBOfHalves = 16 << 20, kColumnsNearBSmallL2 = 512 * 1024;
+ * enough from the last-level cache, but are fetched where that costs little: they may well come from memory, and of 32 MiB that
+ * others use, too, a core of a Zen 4 has 8 to 16, so that halves from there on take a quarter of the time if they are fetched. */
+constexpr int64_t kColumnsNearB = 4 << 20, kColumnsNearBSmallL2 = 512 * 1024;
+constexpr int64_t kColumnsNearHalves = 16 << 20, kColumnsNearHalvesZen = 8 << 20;
 /* From which on they come from memory. With a small second-level cache they are fetched into that, early, in runs of so many
  * cache lines of a column, at least a K block's: memory is faster at long runs, but what is in use and what comes must have room
  * beside several rows of A and their sums. With a larger one, each line shortly before it is read: what comes early is in the way
@@ -146,7 +148,7 @@ struct InPlace final : Way {
         return crowded(g) || g.m <= kHeldRowsUncrowded;
     }
     static bool has_steps(const Gemm &g) {
-        return g.m <= kStepsRows && g.kernel.steps[g.m] != nullptr && g.n > kStepsB / g.size / g.k &&
+        return g.m <= kStepsRows && g.kernel.steps[g.m] != nullptr && g.b_exceeds(kStepsB) &&
                g.k <= kFewRowsOfA / g.m && groups_find_b(g) && !is_zen5();
     }
     void set_step() {
@@ -162,11 +164,11 @@ struct InPlace final : Way {
         if (g.b.row != 1 || g.b.col == 1 || g.m > kTwinsRows || g.kernel.twins[kFast][g.m] == nullptr) return false;
         if (!rows_meet(g.b.col * g.size) || g.k > kFewRowsOfA / g.m) return false;
         if (!small_l2()) return false;
-        if (!is_zen5() && (g.m > 1 || g.kernel.unit_k == 1 || g.n > kNearZen4 / g.size / g.k)) return false;
+        if (!is_zen5() && (g.m > 1 || g.kernel.unit_k == 1 || g.b_exceeds(kNearZen4))) return false;
         if (g.k < (g.m <= kTwinsFewRows ? 4 : 2) * g.block_k || g.n < (g.m == 1 ? kColumnsOfOneRow : kColumns))
             return false;
         if (g.kernel.unit_k > 1) return true;
-        return g.converts() ? g.m <= kTwinsRowsNear || g.n > kColumnsFarB / g.size / g.k
+        return g.converts() ? g.m <= kTwinsRowsNear || g.b_exceeds(kColumnsFarB)
                             : g.m > kTwinsRowsFar || is_near_zen5(g);
     }
     static bool packs_for_columns(const Gemm &g) {
@@ -207,12 +209,12 @@ struct InPlace final : Way {
         packs_a |= in_steps || twins || (!by_rows && packs_for_columns(*this));
         const bool short_steps = by_rows && !streams && m <= kInPlaceFewRows && far_b(*this);
         const bool gemv = !by_rows && m == 1, two_sums = gemv && size == sizeof(float); // see sum_columns()
-        const int64_t near = by_rows                            ? kRowsNearB
-                             : dots                             ? (m == 1 ? kColumnsFarB : second_level_cache() / 2)
-                             : kernel.has_small_l2 && !two_sums ? kColumnsNearBSmallL2
-                             : converts()                       ? kColumnsNearBOfHalves
-                                                                : kColumnsNearB;
-        fetches = !short_steps && n > near / size / k;
+        const int64_t near = by_rows                                     ? kRowsNearB
+                             : dots && m > 1                             ? second_level_cache() / 2
+                             : kernel.has_small_l2 && !two_sums && !dots ? kColumnsNearBSmallL2
+                             : converts() || dots ? (small_l2() ? kColumnsNearHalvesZen : kColumnsNearHalves)
+                                                  : kColumnsNearB;
+        fetches = !short_steps && b_exceeds(near);
         const bool longer = kernel.in_tiles && m > kInPlaceFewOfTiles && std::abs(b.row) * size <= kInPlaceNearRows;
         step = short_steps           ? (longer ? 2 : 1) * kInPlaceShortStep
                : by_rows && !streams ? std::min(kInPlaceStep, block_k)
@@ -253,7 +255,7 @@ struct InPlace final : Way {
         // Rows of a power of 2 would meet in one set of the first-level cache.
         ld = (shares_k ? round_up(n, nr) : task_n) + (streams ? kLine / kernel.acc_size : 0);
         by_lines =
-            streams && (!converts() || kernel.unit_k > 1) && b.row * size % kLine == 0 && n <= kColumnsFarB / size / k;
+            streams && (!converts() || kernel.unit_k > 1) && b.row * size % kLine == 0 && !b_exceeds(kColumnsFarB);
         if (by_lines)
             ld += kLine / size + kLine / kernel.acc_size; // the columns before the first line, and those that align
         bytes_blocks = shares_k ? k_blocks() * acc_bytes(m * ld) : 0;
@@ -268,7 +270,7 @@ struct InPlace final : Way {
         common.a_unit = packs_a ? m : a.col;
         common.b_stride = by_rows ? b.row : b.col;
         common.n = n;
-        common.far_b = n > kColumnsFarB / size / k;
+        common.far_b = b_exceeds(kColumnsFarB);
         common.stream_ahead = stream_ahead();
         common.stream_near = common.chains_bind = is_zen5();
         set_step();

@@ -134,7 +134,9 @@ struct Gemm {
     /** Of a panel of B. A line more than it holds, for panels of powers of 2 would meet in one set of the first-level cache when
      *  a row of B is dealt out to them. */
     int64_t panel_b(int64_t depth) const { return acc_bytes(nr * depth) + kLine; }
-    bool b_is_in_memory() const { return n > kFarB / size / k; }
+    /** Is there more of B than so many bytes? Of that of all items: their turns are so far apart that caches hold the last ones' alone. */
+    bool b_exceeds(int64_t bytes) const { return (b.batch == 0 ? n : batch * n) > bytes / size / k; }
+    bool b_is_in_memory() const { return b_exceeds(kFarB); }
     /** Are elements not of the type that sums are kept in? */
     bool converts() const { return size != kernel.acc_size; }
     /** Bytes of a B that stays in the second-level cache beside many rows of A; more of one, of which rows a power of 2 apart would have
@@ -329,7 +331,7 @@ struct Gemm {
 /** Does B come from Zen 5's last-level cache of 32 MiB, which then holds most of it? */
 inline bool is_near_zen5(const Gemm &g) {
     constexpr int64_t kNear = 40 << 20;
-    return is_zen5() && g.n <= kNear / g.size / g.k;
+    return is_zen5() && !g.b_exceeds(kNear);
 }
 
 /** While it lives, this thread may call kernel.multiply for panels of the product. */
