@@ -73,7 +73,8 @@ struct GemmPlan final : CpuPlan {
             return static_cast<double>(rows) * static_cast<double>(cols) * static_cast<double>(g.size);
         };
         const double all = static_cast<double>(g.batch) * (bytes(g.m, g.k) + bytes(g.k, g.n) + bytes(g.m, g.n));
-        fetches_items = g.flops() >= kFetchItemFlops && all > static_cast<double>(second_level_cache()) / 2 * slots;
+        const double cache = static_cast<double>(second_level_cache()), item = all / static_cast<double>(g.batch);
+        fetches_items = g.flops() >= kFetchItemFlops && all > cache / 2 * slots && item <= cache * 3 / 4;
     }
 
     void run(const InfiniCall &call) const override {
@@ -139,7 +140,7 @@ struct GemmPlan final : CpuPlan {
     Gemm g;
     bool brief = false;         // see Brief
     bool by_item = false;       // threads share the items of the batch, and not one item
-    bool fetches_items = false; // the next one while one is multiplied, since all are more than the caches hold
+    bool fetches_items = false; // the next one while one is multiplied, since all are more than the caches hold, but not that one
     int64_t items_together = 1; // in a task
     int slots = 1, threads_of_item = 1;
     std::unique_ptr<const Way> way; // null where K is 0
