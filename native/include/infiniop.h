@@ -177,7 +177,8 @@ INFINI_API infiniStatus_t infiniopRun3(const struct InfiniopDescriptor *desc, vo
  *
  *  C is [M, N] or [batch, M, N], A [M, K] or [batch, M, K], B [K, N] or [batch, K, N]; ranks 2 and 3 may be mixed.
  *  C's batch is the largest; A's or B's batch of 1 (or rank 2) is used for every item. M, N, K and batch may be 0:
- *  K == 0 gives beta * C. F16, BF16, F32 or F64, the same for all three. Any strides, transposed operands included.
+ *  K == 0 gives beta * C (0 for -0, unless beta is 1). F16, BF16, F32 or F64, the same for all three. Any strides,
+ *  transposed operands included.
  *  Products are accumulated in F32 (F64 for F64), alpha and beta are applied in that type, and the result is rounded once,
  *  to nearest even. On the CPU the order of a sum depends on K, and if that is 512 or more on whether rows of A and columns
  *  of B are both contiguous, but not on M, N, the batch or the threads; on other devices it may depend on the shapes, the
@@ -197,8 +198,9 @@ INFINI_API infiniStatus_t infiniopDestroyGemmDescriptor(infiniopGemmDescriptor_t
 
 /* ---- gemm_add, gemm_mul: Y = (alpha * A @ B) + D, Y = (alpha * A @ B) * D ----------------------------------------
  *
- *  gemm into Y followed by add or mul of Y and D, in one pass over Y: the same bits, as the product is rounded to its type
- *  before D comes in, also where K == 0 or alpha == 0 (a product of zeros, which is added to or multiplied all the same).
+ *  gemm into Y followed by add or mul of Y and D, in one pass over Y: the same bits (of two NaNs it may be the other), as the
+ *  product is rounded to its type before D comes in, also where K == 0 or alpha == 0 (a product of zeros, which is added to
+ *  or multiplied all the same).
  *  y, a and b are what c, a and b are to gemm; d has y's shape and type and any strides: 0 for a D that repeats, such as one
  *  row, one column or one element for all. */
 typedef struct InfiniopDescriptor *infiniopGemmAddDescriptor_t;

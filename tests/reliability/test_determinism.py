@@ -577,6 +577,62 @@ def test_a_batch_item_is_the_single_product(
     record_property("cases", 6 * items)
 
 
+# Rows of A: streamed, in steps, in short steps, packed.
+@pytest.mark.parametrize("m", [1, 2, 4, 8, 20])
+@pytest.mark.parametrize("in_columns", ["", "b"], ids="in_columns={}".format)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_items_that_come_from_memory(
+    dtype: str,
+    in_columns: str,
+    m: int,
+    rng: np.random.Generator,
+    num_threads: Threads,
+    record_property: Record,
+) -> None:
+    """Little of B in each, but more in all than caches hold: they are fetched as a large B is."""
+    items, k, n = 24, 700, 613
+    a = _normal(rng, dtype, items, m, k)
+    b = _normal(rng, dtype, items, n, k).swapaxes(1, 2) if in_columns else _normal(rng, dtype, items, k, n)
+    singles = [infiniop_py.gemm(*item) for item in zip(a, b)]
+    for count in (1, 2, 3):
+        num_threads(count)
+        for i, (item, single) in enumerate(zip(infiniop_py.gemm(a, b), singles)):
+            assert_same_bits(item, single, f"item {i}, {count} threads")
+    record_property("cases", 3 * items)
+
+
+# ---- of two NaNs the same one ------------------------------------------------------------------------------
+
+
+# Elements from one to the next of a and of b: 0 is a column that repeats.
+@pytest.mark.parametrize(
+    "steps", [(2, 1), (1, 2), (2, 2), (0, 1), (1, 0), (5, 1), (9, 1), (1, 9), (9, 9)], ids=str
+)
+@pytest.mark.parametrize("n", [3, 7, 11])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_same_nan_in_any_row(
+    dtype: str, n: int, steps: tuple[int, int], num_threads: Threads, record_property: Record
+) -> None:
+    """Short rows are brought together, but not where a thread's part ends within one."""
+    rows = 30011
+    number = DTYPES[dtype]
+
+    def operand(step: int, value: float) -> Array:
+        memory = np.full((rows, n * max(step, 1)), value, number)
+        return np.broadcast_to(memory[:, :1], (rows, n)) if step == 0 else memory[:, ::step]
+
+    a, b = operand(steps[0], np.nan), operand(steps[1], -np.nan)
+    for call in (infiniop_py.add, infiniop_py.mul):
+        num_threads(1)
+        whole = call(a, b)
+        first = bits(whole)[0]
+        for count in (1, 2, 3, 8):
+            num_threads(count)
+            assert np.all(bits(call(a, b)) == first), f"{call.__name__}, {count} threads"
+        assert np.all(bits(call(a[:1], b[:1])) == first), f"{call.__name__}, one row"
+    record_property("cases", 10)
+
+
 # ---- a row of a norm in any memory and company -------------------------------------------------------------
 
 

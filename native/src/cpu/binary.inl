@@ -232,6 +232,17 @@ template <class T>
 INFINI_INLINE bool joined(int64_t a, int64_t b) {
     return (a == 1 && has_blocks<T>(b)) || (b == 1 && has_blocks<T>(a));
 }
+/** Does b stay where it is when binary_far() copies? It does if what becomes of a can be joined with it. */
+template <class T>
+INFINI_INLINE bool stays(int64_t a, int64_t b) {
+    return has_blocks<T>(b) && (a != 0 || b == 0 || b == 1);
+}
+/** Is it b that kernels take first, so that of two NaNs it gives the result? It must be whichever way a row goes, which depends on how
+ *  many there are and on the number of threads. */
+template <class T>
+INFINI_INLINE bool exchanges(int64_t a, int64_t b) {
+    return a != 1 && has_blocks<T>(a) && (b == 1 || !stays<T>(a, b));
+}
 /** Where a and b are joined(). */
 template <class Op, class T, bool Stream>
 INFINI_INLINE void binary_near(TileOperand c_, TileOperand a_, TileOperand b_, int64_t rows, int64_t n) {
@@ -271,9 +282,8 @@ INFINI_CALLED void binary_far(TileOperand c, TileOperand a, TileOperand b, int64
                 copy_strided<sizeof(T)>(copy, part<T>(x, i, j), n_rows, count);
                 return copy;
             };
-            // b stays where it is if what becomes of a can be joined with it; then a does, if it can be with what b has become.
-            const bool b_joins = has_blocks<T>(b.col) && (a.col != 0 || b.col == 0 || b.col == 1);
-            const TileOperand to = part<T>(c, i, j), y = bring(b, buffer_b, b_joins),
+            // And a stays if it can be joined with what b has become.
+            const TileOperand to = part<T>(c, i, j), y = bring(b, buffer_b, stays<T>(a.col, b.col)),
                               x = bring(a, buffer_a, a.col == 1 || joined<T>(a.col, y.col));
             if (stream && c.col == 1) {
                 binary_near<Op, T, true>(to, x, y, n_rows, count);
@@ -303,7 +313,11 @@ INFINI_CALLED void binary_short(TileOperand c, TileOperand a, TileOperand b, int
             return TileOperand{buffer, n, 1};
         };
         const TileOperand result = dense(c) ? part<T>(c, i, 0) : TileOperand{buffer_c, n, 1};
-        binary_near<Op, T, false>(result, bring(a, buffer_a), bring(b, buffer_b), 1, n_rows * n);
+        const TileOperand x = bring(a, buffer_a), y = bring(b, buffer_b);
+        if (exchanges<T>(a.col, b.col))
+            binary_near<typename Op::Exchanged, T, false>(result, y, x, 1, n_rows * n);
+        else
+            binary_near<Op, T, false>(result, x, y, 1, n_rows * n);
         if (!dense(c)) copy_strided<sizeof(T)>(columns(c), {buffer_c, 1, n}, n, n_rows);
     }
 }
