@@ -4,8 +4,8 @@
  *  in place  B is multiplied where it lies: few rows of A, small problems, and a B that stays in the second-level cache
  *            (gemm_in_place.cc);
  *  copied B  a small B is copied, and multiplied in place, if nothing in it is contiguous, or its columns are and A has many rows,
- *            or its rows push each other out of a small first-level cache, or elements are multiplied in pairs, which rows of A
- *            are made of (gemm_copied_b.cc);
+ *            or its rows push each other out of a small first-level cache; and one that is small or narrow where elements are
+ *            multiplied in pairs, which rows of A are made of (gemm_copied_b.cc);
  *  columns   A is packed as a whole, and threads share the columns of C: up to some hundred rows (gemm_columns.cc);
  *  blocked   A and B are packed block by block: all else (gemm_blocked.cc).
  *
@@ -138,9 +138,10 @@ struct GemmPlan final : CpuPlan {
     }
 
     Gemm g;
-    bool brief = false;         // see Brief
-    bool by_item = false;       // threads share the items of the batch, and not one item
-    bool fetches_items = false; // the next one while one is multiplied, since all are more than the caches hold, but not that one
+    bool brief = false;   // see Brief
+    bool by_item = false; // threads share the items of the batch, and not one item
+    bool fetches_items =
+        false; // the next one while one is multiplied, since all are more than the caches hold, but not that one
     int64_t items_together = 1; // in a task
     int slots = 1, threads_of_item = 1;
     std::unique_ptr<const Way> way; // null where K is 0

@@ -1,8 +1,8 @@
 /* gemm with a copy of B: a small one whose rows are not contiguous, or push each other out of a small first-level cache, is
  * copied in strips of columns, each of which is multiplied in place, by rows (gemm_in_place.cc): that needs no packed A.
  * Contiguous columns are transposed, for many rows of A; fewer are multiplied as they are. Where elements are multiplied in pairs
- * (GemmKernel), the copy is of pairs, whatever B is like: A's lie in memory. Each thread copies what it multiplies, since lines
- * that one core has written come slowly to another. */
+ * (GemmKernel), the copy is of pairs, whatever B is like, and for fewer rows: A's lie in memory. Each thread copies what it multiplies,
+ * since lines that one core has written come slowly to another. */
 #include <cstdlib>
 
 #include "cpu/gemm_way.h"
@@ -16,6 +16,7 @@ namespace {
 constexpr int64_t kStrips = 4;     // of a second-level cache: in one is a strip's copy
 constexpr int64_t kStripCols = 64; // at least, since each strip reads all of A
 constexpr int64_t kTaskRows = 96;  // of A, at least, where rows are shared out: each thread copies for itself
+constexpr int64_t kCopyRows = 10;  // of A, whose products with pairs take as long as their copy
 
 struct CopiedB final : Way {
     int64_t task_m, task_n;         // of C: a task
@@ -33,7 +34,7 @@ struct CopiedB final : Way {
         if (has_pairs() && m < kTaskRows * threads) {
             strips = strips_of_few_rows(threads, ceil_div(n, fits));
             task_n = columns_of(strips);
-            task_m = ceil_div(m, std::max<int64_t>(threads / strips, 1));
+            task_m = rows_of_few(threads, strips);
         } else {
             task_n = columns_of(std::max(ceil_div(n, fits), std::min<int64_t>(threads, n / kStripCols)));
             const int64_t wanted = threads == 1 ? 1 : ceil_div(threads * kEach, ceil_div(n, task_n));
@@ -60,15 +61,22 @@ struct CopiedB final : Way {
                 }
             }
     }
-    /** Of so many strips, in whole vectors: so narrow ones may differ by a third if they are whole tiles. */
-    int64_t columns_of(int64_t count) const { return round_up(ceil_div(n, count), nr / 2); }
+    /** Of so many strips, or fewer: in whole vectors, as so narrow ones may differ by a third if they are whole tiles, and such that
+     *  the last strip is not a single column, which has no rows to be multiplied by. */
+    int64_t columns_of(int64_t count) const {
+        int64_t cols = round_up(ceil_div(n, count), nr / 2);
+        while (n % cols == 1) cols += nr / 2;
+        return cols;
+    }
+    /** Rows of a task, if so many strips leave others to share their rows. */
+    int64_t rows_of_few(int threads, int64_t count) const {
+        return std::min(std::max(ceil_div(m, std::max<int64_t>(threads / count, 1)), kCopyRows), m);
+    }
     /** At least so many, and as leaves a thread the least to copy and multiply. */
     int64_t strips_of_few_rows(int threads, int64_t least) const {
-        constexpr int64_t kCopyRows = 10; // of A, of which the products take as long as the copy
         int64_t best = least > threads ? round_up(least, threads) : least, best_work = INT64_MAX;
         for (int64_t count = least; count <= std::min<int64_t>(threads, n / (nr / 2)); ++count) {
-            const int64_t rows = ceil_div(m, std::max<int64_t>(threads / count, 1));
-            const int64_t work = columns_of(count) * (kCopyRows + rows);
+            const int64_t work = columns_of(count) * (kCopyRows + rows_of_few(threads, count));
             if (work < best_work) {
                 best = count;
                 best_work = work;

@@ -185,7 +185,8 @@ struct Gemm {
                               : 2 * n <= nr        ? kRowsHalfPanel
                               : turns              ? kRowsTurned
                                                    : kRows;
-        const bool fits = b_is_small() || (std::min(n, k) <= kFew && std::max(n, k) <= kMostB / size / std::min(n, k));
+        const int64_t cols = std::max(n, nr / 2), fewer = std::min(cols, k), longer = std::max(cols, k); // of the copy
+        const bool fits = longer <= (fewer <= kFew ? kMostB : near_b()) / size / fewer;
         return has_pairs() && m >= least && n > 1 && fits;
     }
     /** Are elements of A that are neighbours in k, as pairs, what kernels take? */

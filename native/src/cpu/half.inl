@@ -44,4 +44,3 @@ inline f16 to_f16(float x) {
 }
 
 inline float to_float(float x) { return x; }
-inline double to_double(double x) { return x; }

@@ -193,7 +193,7 @@ using GemmPackVectors = void (*)(void *to, const void *a, int64_t a_row, int64_t
  *  the type acc, or `unit_k` neighbours in k of the operands' own type, for instructions that sum these up on their own.
  *
  *  Such instructions may flush subnormal numbers to 0. So whoever reads an operand for the first time finds the least
- *  exponent in it, least_of_nothing if there is none or nobody needs to know, and where may_flush() says so, the kernels of
+ *  exponent in it, kLeastOfNothing if there is none or nobody needs to know, and where may_flush() says so, the kernels of
  *  [kExact] are used, whose results are the same bits but for what would have been flushed. */
 struct GemmKernel {
     int mr, nr;             // most rows, and columns, of the register tile
