@@ -556,6 +556,34 @@ def test_a_row_of_a_product_with_few_columns(
     record_property("cases", 3 * len(heights))
 
 
+# Of an odd K, what lies behind a row is not a part of its last pair; nor do pairs begin at even elements.
+@pytest.mark.parametrize("gap", [0, 1, 2])
+@pytest.mark.parametrize("k", [1, 2, 31, 33, 197, 531, 2051])
+@pytest.mark.parametrize("in_columns", ["", "b"], ids="in_columns={}".format)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_rows_that_end_between_nans(
+    dtype: str,
+    in_columns: str,
+    k: int,
+    gap: int,
+    rng: np.random.Generator,
+    num_threads: Threads,
+    record_property: Record,
+) -> None:
+    heights = (8, 24, 49, 100)
+    for n in (17, 43, 130):
+        wide = np.full((101, k + gap), np.nan, DTYPES[dtype])
+        a = wide[1:, :k]
+        a[...] = _normal(rng, dtype, 100, k)
+        b = _normal(rng, dtype, n, k).T if in_columns else _normal(rng, dtype, k, n)
+        whole = np.concatenate([infiniop_py.gemm(a[i : i + 1], b) for i in range(100)])
+        assert np.all(np.isfinite(whole.astype(np.float64)))
+        for m, count in itertools.product(heights, (1, 2, 5)):
+            num_threads(count)
+            assert_same_bits(infiniop_py.gemm(a[:m], b), whole[:m], f"{m} x {n}, {count} threads")
+    record_property("cases", 3 * 3 * len(heights))
+
+
 # Items, M, K, N: several to a task; more than a cache holds, so that the next one is fetched.
 @pytest.mark.parametrize("shape", [(37, 19, 130, 35), (150, 64, 70, 52)], ids=str)
 @pytest.mark.parametrize("op", ["gemm", "gemm_add", "gemm_mul"])

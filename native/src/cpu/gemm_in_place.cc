@@ -266,6 +266,7 @@ struct InPlace final : Way {
         bytes_turned = turns ? acc_bytes(kTurned * odd_lines(task_m, kernel.acc_size)) : 0;
         at_once = tasks_m * tasks_n == 1 && k <= step && packed.bytes + bytes_blocks + bytes_sums + bytes_part == 0;
         common.kc = k;
+        common.odd = odd;
         common.a_row = packs_a ? 1 : a.row;
         common.a_unit = packs_a ? m : a.col;
         common.b_stride = by_rows ? b.row : b.col;
@@ -450,7 +451,7 @@ struct InPlace final : Way {
         for (int group = 0; group < whole.count; ++group) {
             const int rows = whole.low + (group < whole.taller);
             kernels[rows](g);
-            g.a = static_cast<const char *>(g.a) + rows * a.row * size;
+            g.a = static_cast<const char *>(g.a) + rows * a.row * a_size;
             g.c = static_cast<char *>(g.c) + rows * c.row * c_size;
         }
         finish(r.c, r.d, 0, 0, m, n);
@@ -511,6 +512,7 @@ struct InPlace final : Way {
             const bool last = k0 + step >= k;
             GemmInPlace g = common;
             g.kc = std::min(step, k - k0);
+            g.odd = odd && last;
             g.b = at_b(r.b, k0, t.j0);
             g.n = t.n;
             g.head = t.head;

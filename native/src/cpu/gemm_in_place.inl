@@ -166,7 +166,7 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
         ahead += U::kDepth * stride;
         return g.ahead_every;
     };
-    const auto step = [&](bool pairs_up) INFINI_INLINE_LAMBDA {
+    const auto step_by = [&](bool pairs_up, auto &&unit_of_a) INFINI_INLINE_LAMBDA {
         typename U::Vector x[C];
         const T *next_k = pairs_up && U::kDepth > 1 ? b + stride : nullptr;
         if (--wait == 0) wait = bring_more();
@@ -184,14 +184,18 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
         }
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-            const auto ar = broadcast(a[r * g.a_row]);
+            const auto ar = broadcast(unit_of_a(a, r * g.a_row));
 #pragma GCC unroll 16
             for (int c = 0; c < C; ++c) sums[r][c] = multiply_add<Exactness>(ar, x[c], sums[r][c]);
         }
         a += g.a_unit;
         b += U::kDepth * stride;
     };
+    const auto step = [&](bool pairs_up) INFINI_INLINE_LAMBDA {
+        step_by(pairs_up, [](const auto *p, int64_t further) INFINI_INLINE_LAMBDA { return U::one_of_a(p, further); });
+    };
     int64_t u = g.kc / U::kDepth;
+    if constexpr (kOfPairs<T>) u -= g.odd;
     if constexpr (kLeanSteps && !Part && C == tile_vectors<T, R>()) {
         // Converted elements of A are packed; doubles gain nothing across.
         constexpr bool kAlong = sizeof(T) == sizeof(typename U::Unit),
@@ -223,6 +227,10 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
     }
     for (; u > 0; --u) step(true);
     if (g.kc % U::kDepth != 0) step(false);
+    if constexpr (kOfPairs<T>)
+        if (g.odd)
+            step_by(true,
+                    [](const auto *p, int64_t further) INFINI_INLINE_LAMBDA { return U::first_of_a(p, further); });
     if (fetch != nullptr) fetch->wait = wait > 0 ? wait : 0;
     finish_in_place<typename U::Result, R, C>(g, j, n_last, sums);
 }

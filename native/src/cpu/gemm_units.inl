@@ -15,6 +15,8 @@ struct Units {
         int exponent() const { return kLeastOfNothing; }
     };
     static INFINI_INLINE Vector vector(Sums x) { return x; }
+    /** A's, so many elements further. */
+    static INFINI_INLINE Unit one_of_a(const Unit *a, int64_t further) { return a[further]; }
     /** Elements k.. of one row, `left` of which there are: those of N units. */
     static INFINI_INLINE Sums along_k(const T *p, int64_t left, Least &) {
         return left >= Sums::N ? load(p) : load_n(p, left);
@@ -28,6 +30,11 @@ struct Units {
     static INFINI_INLINE Vector across_n(const T *p, const T *, int64_t n, Least &) { return load_n(p, n); }
     static INFINI_INLINE Unit one(const T *p, const T *, Least &) { return to_acc(*p); }
 };
+
+template <class T>
+constexpr bool kOfPairs = false;
+template <>
+constexpr bool kOfPairs<pair> = true;
 
 template <int Exactness, class V>
 INFINI_INLINE V multiply_add(V a, V b, V sum) {
@@ -50,6 +57,8 @@ struct Units<bf16> {
     using Result = bf16;
     static constexpr int kDepth = 2;
     static constexpr bool kFlush = true;
+
+    static INFINI_INLINE Unit one_of_a(const Unit *a, int64_t further) { return a[further]; } // packed
 
     struct Least {
         __m512i magnitude = _mm512_set1_epi16(-1); // less 1, so that 0 is the largest
@@ -114,6 +123,15 @@ struct Units<pair> {
     struct Least {
         int exponent() const { return kLeastOfNothing; }
     };
+    static INFINI_INLINE Unit one_of_a(const Unit *a, int64_t further) {
+        Unit unit;
+        __builtin_memcpy(&unit, reinterpret_cast<const bf16 *>(a) + further, sizeof unit);
+        return unit;
+    }
+    /** With 0 for what may not be there. */
+    static INFINI_INLINE Unit first_of_a(const Unit *a, int64_t further) {
+        return {reinterpret_cast<const bf16 *>(a)[further].bits};
+    }
     template <int C>
     static INFINI_INLINE void across(VP (&x)[C], const pair *p, const pair *, Least &) {
 #pragma GCC unroll 16

@@ -60,9 +60,11 @@ struct Epilogue {
 /** A problem in the form all ways share, for one item of its batch. */
 struct Gemm {
     GemmKernel kernel;
-    int64_t size;    // bytes of an element of A and B
-    int64_t c_size;  // and of C, which differ where A and B are taken as pairs
-    int64_t block_k; // elements in a K block
+    int64_t size;     // bytes of an element of A and B
+    int64_t c_size;   // and of C, which differ where A and B are taken as pairs
+    int64_t a_size;   // and of what rows of A are some apart, which pairs may begin anywhere in
+    bool odd = false; // is a row's last pair but one element?
+    int64_t block_k;  // elements in a K block
     int64_t batch, m, n, k;
     Matrix c, a, b, d; // d: of the epilogue, if there is one
     Epilogue epilogue;
@@ -76,7 +78,7 @@ struct Gemm {
         const GemmKernel &of_dots = kernels().gemm_dots[dc.dtype];
         dots = of_dots.in_place_rows != 0 && da.shape[2] >= of_dots.least_k && da.stride[2] == 1 && db.stride[1] == 1;
         kernel = dots ? of_dots : kernels().gemm[dc.dtype];
-        size = c_size = kDtypes[dc.dtype].size;
+        size = c_size = a_size = kDtypes[dc.dtype].size;
         block_k = kernel.block_units * kernel.unit_k;
         const auto matrix = [&](const InfiniOperand &x) { return Matrix{x.stride[0], x.stride[1], x.stride[2]}; };
         batch = dc.shape[0];
@@ -191,8 +193,7 @@ struct Gemm {
     }
     /** Are elements of A that are neighbours in k, as pairs, what kernels take? */
     bool has_pairs() const {
-        return kernel.unit_k == 2 && kernels().gemm_pairs[kFast].in_place_rows != 0 && a.col == 1 && a.row % 2 == 0 &&
-               k % 2 == 0;
+        return kernel.unit_k == 2 && kernels().gemm_pairs[kFast].in_place_rows != 0 && a.col == 1;
     }
     /** The same product of pairs, but for the strides of B. */
     Gemm of_pairs(int exactness) const {
@@ -200,8 +201,8 @@ struct Gemm {
         pairs.kernel = kernels().gemm_pairs[exactness];
         pairs.size = pairs.kernel.acc_size;
         pairs.block_k = pairs.kernel.block_units;
-        pairs.k = k / 2;
-        pairs.a.row = a.row / 2;
+        pairs.k = ceil_div(k, 2);
+        pairs.odd = k % 2 != 0;
         return pairs;
     }
     /** Is C, column-major, of so few rows and so many products that it costs less to store their sums across than to do without the
@@ -306,7 +307,7 @@ struct Gemm {
     int64_t k_blocks() const { return ceil_div(k, block_k); }
     /** Elements of k that are summed up on their own. */
     int64_t sum_k() const { return kernel.in_tiles ? k : block_k; }
-    const char *at_a(const char *pa, int64_t i, int64_t l) const { return pa + (i * a.row + l * a.col) * size; }
+    const char *at_a(const char *pa, int64_t i, int64_t l) const { return pa + i * a.row * a_size + l * a.col * size; }
     const char *at_b(const char *pb, int64_t l, int64_t j) const { return pb + (l * b.row + j * b.col) * size; }
     char *at_c(char *pc, int64_t i, int64_t j) const { return pc + (i * c.row + j * c.col) * c_size; }
 
