@@ -275,5 +275,5 @@ def _merged(shape: Shape, strides: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def is_planned(node: Node) -> bool:
-    """May passes look into it?"""
-    return isinstance(node.plan, Descriptor)
+    """May passes look into it? The plan of an implementation that is not ours may be a native one."""
+    return node.foreign is None and isinstance(node.plan, Descriptor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -362,6 +363,37 @@ def test_rules(row: tuple[Program, list[str], list[str] | None], dtype: str) -> 
             assert one.tobytes() == other.tobytes()
     assert graph.memory_report().naive == wanted_graph.memory_report().naive
     assert not wanted_graph._program.rewrites
+
+
+OPERATORS = [ip.Rearrange, ip.Gemm, ip.Add, ip.Mul, ip.GemmAdd, ip.GemmMul, ip.AddRMSNorm]
+
+
+def copy_for_an_epilogue(x: Arrays) -> Any:
+    copy = ip.rearrange(x.a.T).T
+    return ip.gemm_add(copy, x.b, x.c), ip.gemm_mul(copy, x.b, x.c)
+
+
+@pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
+def test_a_wrapper_of_the_native_implementation_is_called_each_time(op: Any, own: Any) -> None:
+    """Its plan is a native call's, which says nothing of what it does when it is run."""
+    native, calls = op.dispatcher().implementation(ip.DeviceType.CPU), Counter[str]()
+
+    def plan(call: Any) -> Any:
+        calls["planned"] += 1
+        return native.plan(call)
+
+    def run(call: Any) -> None:
+        calls["run"] += 1
+        native.run(call)
+
+    own(op, ip.OpImpl(plan, run))
+    for program in [row[0] for row in ROWS] + [copy_for_an_epilogue]:
+        for fuse in ("exact", "fast"):
+            calls.clear()
+            graph, _ = recorded(program, Arrays("f4"), fuse)
+            for n in range(1, 3):
+                graph.run()
+                assert calls["run"] == n * calls["planned"], program.__name__
 
 
 @pytest.mark.parametrize(
