@@ -91,6 +91,8 @@ def test_options_choose_rows(capsys: pytest.CaptureFixture[str]) -> None:
         (["--op", "conv"], "'conv' is no op"),
         (["--dtype", "F33"], "F33"),
         (["--shape", "4x-1"], "'4x-1' is no shape"),
+        (["--shape", "4.9x4x4"], "'4.9x4x4' is no shape of whole sizes"),
+        (["--shape", "infx4x4"], "'infx4x4' is no shape"),
         (["--shape", "5x6x7"], "name the op"),
         (["--op", "gemm", "--shape", "5x6"], "gemm takes 3 to 4 sizes"),
         (["--op", "gemm", "--dtype", "I32"], "no row"),
@@ -101,7 +103,9 @@ def test_options_choose_rows(capsys: pytest.CaptureFixture[str]) -> None:
         (["--offset", "12"], "'12' is no offset"),
         (["--offset", "64"], "a multiple of 8 below 64"),
         (["--compare", "numpy,blis"], "'blis' is no peer"),
-        (["--json", "/nowhere/at/all.json"], "cannot be written"),
+        (["--json", "/nowhere/at/all.json"], "cannot be written: No such file"),
+        (["--json", "/dev"], "'/dev' cannot be written: Is a directory"),
+        (["--markdown", "/proc/version/x.md"], "cannot be written"),
         (["sideways"], "sideways"),
     ],
 )
@@ -110,6 +114,38 @@ def test_refusals(arguments: list[str], sentence: str, capsys: pytest.CaptureFix
         command.main(["--list", *arguments])
     assert refusal.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_shapes_may_be_written_as_floats(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--list", "--op", "mul", "--dtype", "F32", "--shape", "1e6"]) == 0
+    assert capsys.readouterr().out.split()[:3] == ["mul", "F32", "1000000"]
+
+
+def test_files_are_tried_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new, old, link = (tmp_path / name for name in ("new.json", "old.md", "link.json"))
+    old.write_text("old")
+    link.symlink_to(tmp_path / "nothing.json")
+    assert command.main(["--list", "--json", str(new), "--markdown", str(old)]) == 0
+    assert command.main(["--list", "--json", str(link), "--markdown", "/dev/stdout"]) == 0
+    assert sorted(tmp_path.iterdir()) == [link, old] and old.read_text() == "old"
+
+    def refuse(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(SystemExit):
+        command.main(["--list", "--json", str(new)])
+    assert "new.json' cannot be written: Read-only file system" in capsys.readouterr().err
+
+
+def test_plots_have_a_suffix_that_matplotlib_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    for name in ("roofline", "roofline.txt"):
+        with pytest.raises(SystemExit):
+            command.main(["--list", "--plot", name])
+        assert f"'{name}' is no picture; it needs one of " in capsys.readouterr().err
 
 
 def test_json_has_every_field(tmp_path: Path) -> None:
@@ -200,6 +236,30 @@ def test_plot(tiny: Callable[..., int], tmp_path: Path) -> None:
     picture = tmp_path / "roofline.png"
     assert tiny("--plot", str(picture)) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_file_that_fails_leaves_the_others_and_the_table(
+    tiny: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "rows.md"
+    assert tiny("--json", "/dev/full", "--markdown", str(table)) == 1
+    captured = capsys.readouterr()
+    assert "4x8x16" in table.read_text() and "4x8x16" in captured.out
+    assert "/dev/full is not written: No space left on device" in captured.err
+
+
+def test_files_are_written_though_nobody_reads_the_table(
+    tiny: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "rows.md"
+
+    def gone(_: str) -> int:
+        raise BrokenPipeError
+
+    with monkeypatch.context() as patch, pytest.raises(BrokenPipeError):
+        patch.setattr(sys.stdout, "write", gone)
+        tiny("--markdown", str(table))
+    assert "4x8x16" in table.read_text()
 
 
 def test_a_peer_that_is_missing_is_named(
@@ -651,6 +711,15 @@ def test_overhead_shows_each_way_to_call(capsys: pytest.CaptureFixture[str]) -> 
         assert line[:45].rstrip() != peer or ratio == "1.00"
 
 
+def test_overhead_refusals(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["overhead", "--rounds", "-5"])
+    assert "'-5' is no number of times" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert command.main(["overhead", "--torch"]) == 1
+    assert "torch is not installed" in capsys.readouterr().err
+
+
 def test_overhead_in_torch_shows_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch")
     assert command.main(["overhead", "--torch", "--rounds", "1"]) == 0
@@ -705,7 +774,8 @@ def test_graph_lists_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "sentence"),
     [
         (["--only", "nothing"], "no row has 'nothing' in its name"),
-        (["--threads", "0"], "--threads is 0, needs 1 to 4096"),
+        (["--threads", "0"], "'0' is no number of threads"),
+        (["--budget", "inf"], "'inf' is no number of seconds"),
         (["--width", "100"], "--width is a multiple of 64"),
         (["--budget", "nan"], "--budget"),
         (["--compare", "torch,jax"], "jax: there are torch, torch.compile"),

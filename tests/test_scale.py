@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -274,6 +275,18 @@ def test_the_rows_of_a_layer_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert 80 * seconds(total) < whole < 80 * seconds(total) * 1.02  # and the vocabulary
 
 
+def test_calls_and_messages_may_cost_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([*EXAMPLE, "--latency", "0", "--call", "0us"]) == 0
+    assert "0 s a message, 0 s a call" in capsys.readouterr().out
+
+
+def test_a_file_that_fails_leaves_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    assert command.main([*EXAMPLE, "--json", "/dev/full", "--plot", str(tmp_path / "scale.svg")]) == 1
+    assert "/dev/full is not written: No space left on device" in capsys.readouterr().err
+    assert (tmp_path / "scale.svg").stat().st_size
+
+
 def test_what_is_given_is_not_assumed(capsys: pytest.CaptureFixture[str]) -> None:
     command.main([*EXAMPLE, "--latency", "2us", "--call", "1us", "--overlap", "0.8", "--capacity", "80GB"])
     out = capsys.readouterr().out
@@ -306,6 +319,10 @@ def test_a_model_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
         ((*EXAMPLE, "--context", "5"), "--context is 5, needs at least the 2048 tokens of --prompt"),
         ((*EXAMPLE, "--devices", "97"), "no plan shares this model out over 97 devices and 16 sequences"),
         ((*EXAMPLE, "--dtype", "I8"), "invalid choice"),
+        ((*EXAMPLE, "--call", "soon"), "'soon' is no quantity; it looks like 5us"),
+        ((*EXAMPLE, "--json", "/nowhere/at/all.json"), "'/nowhere/at/all.json' cannot be written"),
+        (("--validate", "--json", "/dev/null"), "--json is of a prediction for --model; --validate only"),
+        (("--validate", "--plot", "/tmp/unwritten.png"), "--plot is of a prediction for --model"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(
@@ -327,10 +344,11 @@ def test_quantities(text: str, value: float) -> None:
 def test_the_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "can_plot", lambda: False)
-    assert command.main([*EXAMPLE, "--plot", str(tmp_path / "none.png")]) == 1
-    assert "pip install 'infiniop_py[plot]'" in capsys.readouterr().err
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        assert command.main([*EXAMPLE, "--plot", str(tmp_path / "none.png")]) == 0
+        captured = capsys.readouterr()
+        assert "pip install 'infiniop_py[plot]'" in captured.err and "best for decode" in captured.out
     pytest.importorskip("matplotlib")
     file = tmp_path / "scale.png"
     assert command.main([*EXAMPLE, "--plot", str(file)]) == 0
@@ -352,8 +370,8 @@ def test_rates_are_found_and_all_else_follows(overlap: float) -> None:
     for dtype in validate.DTYPES:
         known = validate.rates(dtype, seconds)
         assert known.mem == pytest.approx(machine.mem, rel=0.15)  # a row that reads computes a little
-        found = validate.work_rows(dtype, known, seconds)
-        assert len({row.name for row in found}) == len(found) >= 25
+        found, left_out = validate.work_rows(dtype, known, seconds)
+        assert len({row.name for row in found}) == len(found) >= 25 and not left_out
         assert validate.median_error(found) < 0.03
 
 
@@ -373,6 +391,21 @@ def test_rows_are_rows_of_bench() -> None:
 def test_a_row_is_measured() -> None:
     seconds = validate.timer(0.01)(rows.elementwise("mul", DType.F32, (1000,)))
     assert 1e-8 < seconds < 1e-2
+
+
+def test_rows_without_memory_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    big = max((case for _, case in validate.cases(DType.F32)), key=lambda case: case.footprint)
+    monkeypatch.setattr(validate, "measured", lambda engine, n: None)
+    monkeypatch.setattr(validate, "Memory", lambda case, sets: None)
+    monkeypatch.setattr(validate.ours, "contender", lambda case, memory: case)
+    monkeypatch.setattr(
+        *(validate.timing, "take_turns"),
+        lambda cases, budget: ({validate.ours.NAME: validate.timing.Timing(1.0, 0.0, 3)}, {}),
+    )
+    monkeypatch.setattr(validate, "sets_of", lambda case: int(case.footprint < big.footprint))
+    assert f"{big.name} is left out: it needs " in (text := validate.run(0.1)) and "median error, F32" in text
+    monkeypatch.setattr(validate, "sets_of", lambda case: 0)
+    assert "of memory. Without its rate nothing is predicted for BF16." in validate.run(0.1)
 
 
 def test_a_link_is_found() -> None:

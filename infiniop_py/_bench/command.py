@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +14,9 @@ from ..dtypes import DType, as_dtype
 from ..errors import DTypeError
 from . import graphs, overhead, plot
 from .ceilings import Ceilings
-from .machine import facts, size_text
-from .memory import Memory, sets_of
+from .machine import facts
+from .memory import Memory, sets_of, too_large
+from .options import NEEDS_PLOT, as_seconds, as_threads, as_times, can_plot, new_file, picture, write_all
 from .peers import PEERS, Peer, available
 from .report import Progress, Report, line, threads_text
 from .rows import CACHE_LINE, OPERANDS, Case, select
@@ -55,34 +55,12 @@ def _dtype(text: str) -> DType:
 
 def _shape(text: str) -> tuple[int, ...]:
     try:
-        sizes = tuple(int(float(size)) for size in text.lower().split("x"))
-    except (ValueError, OverflowError):
-        sizes = ()
-    if not sizes or min(sizes) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape; it looks like 4x2048x2048")
-    return sizes
-
-
-def _threads(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 4096:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of threads")
-    return int(text)
-
-
-def _retries(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of times")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
+        sizes = [float(size) for size in text.lower().split("x")]
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
-    return seconds
+        sizes = []
+    if not sizes or not all(size >= 1 and size.is_integer() for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape of whole sizes; it looks like 4x2048x2048")
+    return tuple(map(int, sizes))
 
 
 def _offset(text: str) -> int:
@@ -91,13 +69,6 @@ def _offset(text: str) -> int:
             f"{text!r} is no offset; it is a multiple of {_OFFSETS} below {CACHE_LINE}, in bytes"
         )
     return int(text)
-
-
-def _new_file(text: str) -> str:
-    folder = os.path.dirname(os.path.abspath(text))
-    if not os.path.isdir(folder) or os.path.isdir(text):
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
-    return text
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="such as 4x2048x2048 (gemm: [batch x] M x K x N); one that no row has is measured with --op",
     )
-    add("--threads", type=_list_of(_threads), default=[], help="such as 1,2 (default: the process's)")
+    add("--threads", type=_list_of(as_threads), default=[], help="such as 1,2 (default: the process's)")
     add(
         "--compare",
         type=_list_of(_one_of(tuple(PEERS), "peer")),
@@ -127,14 +98,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="a row of each kind")
     add(
         "--budget",
-        type=_seconds,
+        type=as_seconds,
         default=None,
         metavar="SECONDS",
         help=f"for each row (default {BUDGET:g}, with --quick {QUICK_BUDGET:g})",
     )
     add(
         "--retries",
-        type=_retries,
+        type=as_times,
         default=0,
         metavar="N",
         help="measure a row up to N times more while it is disturbed (default 0)",
@@ -147,9 +118,9 @@ def _parser() -> argparse.ArgumentParser:
         help="where arrays begin, behind a cache line (default 0, as torch's; NumPy's large ones at 16)",
     )
     add("--list", action="store_true", help="list the rows and measure nothing")
-    add("--json", type=_new_file, metavar="FILE", help="write everything measured")
-    add("--markdown", type=_new_file, metavar="FILE", help="write the table as Markdown")
-    add("--plot", type=_new_file, metavar="FILE.png", help="draw the roofline; needs the extra [plot]")
+    add("--json", type=new_file, metavar="FILE", help="write everything measured")
+    add("--markdown", type=new_file, metavar="FILE", help="write the table as Markdown")
+    add("--plot", type=picture, metavar="FILE.png", help="draw the roofline; needs the extra [plot]")
     return parser
 
 
@@ -178,9 +149,7 @@ class _Run:
         for case, sets in self.cases:
             progress.begin(case.name)
             if not sets:
-                self.left_out.append(
-                    f"{case.name} is left out: it needs {size_text(case.footprint)} of memory"
-                )
+                self.left_out.append(too_large(case))
                 for _ in self.threads:
                     progress.end(self.left_out[-1])
                 continue
@@ -221,10 +190,9 @@ def main(argv: list[str]) -> int:
     threads = list(dict.fromkeys(options.threads)) or [get_num_threads()]
     budget = options.budget or (QUICK_BUDGET if options.quick else BUDGET)
     peers, left_out = available(options.compare)
-    picture = options.plot
-    if picture and not plot.available():
-        left_out.append(plot.NEEDS)
-        picture = None
+    if options.plot and not can_plot():
+        left_out.append(NEEDS_PLOT)
+        options.plot = None
     for reason in left_out:
         print(reason, file=sys.stderr)
 
@@ -248,11 +216,14 @@ def main(argv: list[str]) -> int:
 
     versions = {peer.name: peer.version for peer in peers}
     report = Report(facts(), versions, left_out, budget, options.offset, run.ceilings, threads, run.results)
-    if options.json:
-        Path(options.json).write_text(report.json() + "\n", encoding="utf-8")
-    if options.markdown:
-        Path(options.markdown).write_text(report.markdown(), encoding="utf-8")
-    if picture:
-        plot.draw(report, picture)
-    print(report.text(), end="")
-    return status
+    try:
+        print(report.text(), end="", flush=True)
+    finally:  # also where nobody reads what is printed
+        failed = write_all(
+            [
+                (options.json, lambda path: Path(path).write_text(report.json() + "\n", encoding="utf-8")),
+                (options.markdown, lambda path: Path(path).write_text(report.markdown(), encoding="utf-8")),
+                (options.plot, lambda path: plot.draw(report, path)),
+            ]
+        )
+    return status or failed

@@ -8,6 +8,7 @@ import numpy as np
 
 from .._machine import available_memory, last_level_cache
 from ..dtypes import DType
+from .machine import size_text
 from .rows import CACHE_LINE, Case, Operand
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -29,6 +30,11 @@ def sets_of(case: Case, cache: int | None = None, memory: int | None = None) -> 
     if not case.streams:
         return 1
     return max(1, min(-(-2 * cache // case.footprint), memory // 4 // case.footprint))
+
+
+def too_large(case: Case) -> str:
+    """What is said of a row of which not one set fits."""
+    return f"{case.name} is left out: it needs {size_text(case.footprint)} of memory"
 
 
 def encode(values: Array, dtype: DType) -> Array:

@@ -27,10 +27,11 @@ from ..graph import Graph
 from ..ops import Add
 from ..tensor import Tensor
 from .machine import facts
+from .options import as_times
 from .report import Progress
 
 _PEER = "torch.add(out=)"
-_ROUNDS = 31
+_ROUNDS, _LEAST_ROUNDS = 31, 3
 _SECONDS = 3e-3  # of one row in one round
 _LAYOUTS = 64  # of new calls
 
@@ -160,11 +161,17 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--rounds", type=int, default=_ROUNDS, help=f"how often each row has its turn (default {_ROUNDS})"
+        "--rounds",
+        type=as_times,
+        default=_ROUNDS,
+        help=f"how often each row has its turn, {_LEAST_ROUNDS} or more (default {_ROUNDS})",
     )
     parser.add_argument("--torch", action="store_true", help="the operators of infiniop_py.torch")
     options = parser.parse_args(argv)
-    rounds = max(options.rounds, 3)
+    if options.torch and find_spec("torch") is None:
+        print("infiniop_py: torch is not installed", file=sys.stderr)
+        return 1
+    rounds = max(options.rounds, _LEAST_ROUNDS)
     with num_threads(1):
         rows, names = _torch_ladder() if options.torch else _ladder()
         timers = [row.timer(names) for row in rows]

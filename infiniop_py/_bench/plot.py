@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from .._ceilings import COPY, FMA_F32, FMA_F64, READ
 from .report import Report, threads_text
 from .suite import Result
 
-NEEDS = "--plot needs matplotlib: pip install 'infiniop_py[plot]'"
 _COLOURS = {"F32": "C0", "F64": "C1", "F16": "C2", "BF16": "C3", "I32": "C4", "U8": "C5"}
 _MARKERS = {"gemm": "o", "add": "s", "mul": "D", "add_rms_norm": "^", "rearrange": "v"}
-
-
-def available() -> bool:
-    """Is matplotlib installed?"""
-    return find_spec("matplotlib") is not None
 
 
 def draw(report: Report, path: str) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from .._bench.options import NEEDS_PLOT, can_plot, new_file, picture, write_all
 from . import report, validate
 from .collectives import Link
 from .models import MODELS, Model
@@ -18,18 +19,19 @@ _POWERS = {"": 0, "k": 3, "K": 3, "M": 6, "G": 9, "T": 12, "P": 15, "m": -3, "u"
 _ITEMS = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
 
 
-def quantity(*units: str) -> Callable[[str], float]:
-    """A positive number with a prefix and one of the units, which may be left out."""
+def quantity(*units: str, zero: bool = False) -> Callable[[str], float]:
+    """A positive number, or 0 if that may be, with a prefix and one of the units, which may be left out."""
+    example = "5us" if units[0] == "s" else f"450G{units[0]}"
     pattern = re.compile(rf"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([kKMGTPmun]?)(?:{'|'.join(units)})?", re.ASCII)
 
     def parse(text: str) -> float:
         match = pattern.fullmatch(text.strip())
         try:
-            value = float(match[1]) * 10.0 ** _POWERS[match[2]] if match else 0.0
+            value = float(match[1]) * 10.0 ** _POWERS[match[2]] if match else -1.0
         except ValueError:
-            value = 0.0
-        if not 0 < value < float("inf"):
-            raise argparse.ArgumentTypeError(f"{text!r} is no quantity; it looks like 450G{units[0]}")
+            value = -1.0
+        if not 0 <= value < float("inf") or (value == 0 and not zero):
+            raise argparse.ArgumentTypeError(f"{text!r} is no quantity; it looks like {example}")
         return value
 
     return parse
@@ -81,8 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--flops", type=quantity("FLOP/s", "FLOPS", "flop/s", "flops"), help="of products, such as 790T")
     add("--mem", type=quantity("B/s"), help="of a device's memory, such as 4.3TB/s")
     add("--link", type=quantity("B/s"), help="between devices, in each direction, such as 450GB/s")
-    add("--latency", type=quantity("s"), default=None, help="of a message (assumed: 5us)")
-    add("--call", type=quantity("s"), default=None, help="what each operator costs besides (assumed: 3us)")
+    time = quantity("s", zero=True)
+    add("--latency", type=time, default=None, help="of a message (assumed: 5us)")
+    add("--call", type=time, default=None, help="what each operator costs besides (assumed: 3us)")
     add("--overlap", type=_share, default=None, help="of computing and memory, 0 to 1 (assumed: 1)")
     add(
         "--capacity",
@@ -94,8 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--prompt", type=_count, default=2048, help="tokens of each prompt (2048)")
     add("--context", type=_count, default=4096, help="tokens of each sequence in the end (4096)")
     add("--dtype", type=str.upper, choices=tuple(_ITEMS), default="BF16", help="of everything (BF16)")
-    add("--json", metavar="FILE", help="write everything predicted")
-    add("--plot", metavar="FILE.png", help="draw what takes the time; needs the extra [plot]")
+    add("--json", type=new_file, metavar="FILE", help="write everything predicted")
+    add("--plot", type=picture, metavar="FILE.png", help="draw what takes the time; needs the extra [plot]")
     add("--validate", action="store_true", help="measure this machine, predict it, and compare")
     add(
         "--budget",
@@ -115,6 +118,9 @@ def main(argv: list[str]) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     if options.validate:
+        for name in ("json", "plot"):
+            if getattr(options, name) is not None:
+                parser.error(f"--{name} is of a prediction for --model; --validate only prints what it finds")
         print(validate.run(options.budget), end="")
         return 0
     for name in ("model", "devices", "flops", "mem", "link"):
@@ -125,6 +131,9 @@ def main(argv: list[str]) -> int:
             f"--context is {options.context}, needs at least the {options.prompt} tokens of --prompt"
         )
 
+    if options.plot and not can_plot():
+        print(NEEDS_PLOT, file=sys.stderr)
+        options.plot = None
     known = {name: getattr(options, name) for name in _ASSUMED}
     values = {name: _ASSUMED[name] if value is None else value for name, value in known.items()}
     shown = {
@@ -157,12 +166,10 @@ def main(argv: list[str]) -> int:
         f"{options.batch} sequences of {options.prompt} to {options.context} tokens"
     )
     print(report.text(title, origins, options.model, job, machine, found), end="")
-    if options.json:
-        text = report.as_json(options.model, job, machine, origins, found)
-        Path(options.json).write_text(text + "\n", encoding="utf-8")
-    if options.plot:
-        if not report.can_plot():
-            print(report.NEEDS_PLOT, file=sys.stderr)
-            return 1
-        report.draw(title, found, options.plot)
-    return 0
+    text = report.as_json(options.model, job, machine, origins, found)
+    return write_all(
+        [
+            (options.json, lambda path: Path(path).write_text(text + "\n", encoding="utf-8")),
+            (options.plot, lambda path: report.draw(title, found, path)),
+        ]
+    )

@@ -6,14 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from .models import Model
 from .plans import Job, Machine, Memory, Outcome, Plan, Prediction, best, messages, split
 from .work import layer
 
-NEEDS_PLOT = "--plot needs matplotlib: pip install 'infiniop_py[plot]'"
 _PHASES = ("prefill", "decode")
 
 
@@ -155,10 +153,6 @@ def as_json(model: Model, job: Job, machine: Machine, origins: Sequence[str], fo
         },
         indent=1,
     )
-
-
-def can_plot() -> bool:
-    return find_spec("matplotlib") is not None
 
 
 def draw(title: str, found: list[Outcome], file: str) -> None:

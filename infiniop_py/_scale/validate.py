@@ -21,7 +21,7 @@ from statistics import median
 import numpy as np
 
 from .._bench import ours, rows, timing
-from .._bench.memory import Memory, sets_of
+from .._bench.memory import Memory, sets_of, too_large
 from ..dtypes import DType
 from .collectives import Link, all_reduce
 from .report import amount, table
@@ -56,11 +56,18 @@ def median_error(found: Sequence[Row]) -> float:
 Timer = Callable[[rows.Case], float]
 
 
+class LeftOut(Exception):
+    """There is no memory for a row; the message says so."""
+
+
 def timer(budget: float) -> Timer:
-    """The median seconds of a row of ``bench``, of this library."""
+    """The median seconds of a row of ``bench``, of this library. LeftOut if there is no memory for it."""
 
     def seconds(case: rows.Case) -> float:
-        memory = Memory(case, sets_of(case))
+        sets = sets_of(case)
+        if not sets:
+            raise LeftOut(too_large(case))
+        memory = Memory(case, sets)
         timings, failures = timing.take_turns([ours.contender(case, memory)], budget)
         if failures:
             raise RuntimeError(f"{case.name}: {failures[ours.NAME]}")
@@ -107,11 +114,15 @@ def cases(dtype: DType) -> Iterator[tuple[Work, rows.Case]]:
         )
 
 
-def work_rows(dtype: DType, known: Rates, seconds: Timer) -> list[Row]:
-    return [
-        Row(f"{work.name} {dtype} {work.shape}", work.seconds(known), seconds(case))
-        for work, case in cases(dtype)
-    ]
+def work_rows(dtype: DType, known: Rates, seconds: Timer) -> tuple[list[Row], list[str]]:
+    """The rows, and why others are left out."""
+    found, left_out = [], []
+    for work, case in cases(dtype):
+        try:
+            found.append(Row(f"{work.name} {dtype} {work.shape}", work.seconds(known), seconds(case)))
+        except LeftOut as reason:
+            left_out.append(f"{reason}.")
+    return found, left_out
 
 
 # ---- collectives -------------------------------------------------------------------------------------------
@@ -187,16 +198,24 @@ def run(budget: float) -> str:
     everything: list[Row] = []
     seconds = timer(budget)
     for dtype in DTYPES:
-        known = rates(dtype, seconds)
+        try:
+            known = rates(dtype, seconds)
+        except LeftOut as reason:
+            parts += [f"{reason}. Without its rate nothing is predicted for {dtype}.", ""]
+            continue
         parts.append(
             f"measured here, {dtype}: {amount(known.flops, 'FLOP/s')} of products, "
             f"{amount(known.mem, 'B/s')} where they read weights, "
             f"{amount(known.stream, 'B/s')} where elements stream, overlap {known.overlap:.2f}"
         )
-        found = work_rows(dtype, known, seconds)
+        found, left_out = work_rows(dtype, known, seconds)
         everything += found
-        parts += [_shown(found), f"median error, {dtype}: {median_error(found):.1%}", ""]
-    parts += [f"median error of {len(everything)} operators: {median_error(everything):.1%}", ""]
+        parts += [_shown(found), *left_out]
+        if found:
+            parts.append(f"median error, {dtype}: {median_error(found):.1%}")
+        parts.append("")
+    if everything:
+        parts += [f"median error of {len(everything)} operators: {median_error(everything):.1%}", ""]
     for engine in ("gloo", "mpi"):
         for n in PROCESSES:
             steps = measured(engine, n)
