@@ -1051,9 +1051,9 @@ def _need_room(op: str, value: float, dtype: DType) -> None:
     if numpy.kind in "iu":
         limits = np.iinfo(numpy)
         fits = limits.min <= int(value) <= limits.max
-    else:
+    else:  # BF16's kind is "V"
         with np.errstate(over="ignore"):
-            fits = numpy.kind != "f" or bool(np.isfinite(np.asarray(value).astype(numpy)))
+            fits = numpy.kind == "b" or bool(np.isfinite(np.asarray(value).astype(numpy)))
     if not fits:
         raise errors.ParamError(f"{op}: {shown(value)} is too large for {dtype}")
 

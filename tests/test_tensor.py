@@ -466,7 +466,8 @@ def test_what_python_has_no_number_for_has_no_truth_value(dtype: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "dtype", "number"),
     [((300,), "U8", "299"), ((-3, 0), "U8", "-3"), ((70000,), "F16", "69999"), ((0, 3e19, 1e19), "I64", "2e"),
-     ((-129, 0), "I8", "-129"), ((2**31, 2**31 + 1), "I32", "2147483648")],
+     ((-129, 0), "I8", "-129"), ((2**31, 2**31 + 1), "I32", "2147483648"), ((1e39, 2e39, 1e39), "C64", "1e"),
+     ((3.5e38, 3.6e38, 1e37), "BF16", "3.5e"), ((0, -5e38, -1e38), "BF16", "-4e")],
 )  # fmt: skip
 def test_ranges_of_numbers_that_a_type_has_no_room_for(
     arguments: tuple[float, ...], dtype: str, number: str
@@ -479,4 +480,6 @@ def test_ranges_up_to_the_last_number_of_a_type() -> None:
     assert ip.arange(254, 256, dtype="U8").tolist() == [254, 255]
     assert ip.arange(-128, -126, dtype="I8").tolist() == [-128, -127]
     assert ip.arange(65504, 65505, dtype="F16").tolist() == [65504]
+    assert ip.arange(2.0**127, 2.0**127 * 1.5, 2.0**127, dtype="BF16").tolist() == [2.0**127]
+    assert ip.arange(1e300, 2e300, 1e300, dtype="C128").tolist() == [1e300]
     assert ip.arange(5, 5, dtype="U8").tolist() == []
