@@ -171,6 +171,9 @@ def test_epsilon_is_part_of_the_key_and_alpha_is_not() -> None:
     assert counts(cache, lambda: ip.add_rms_norm(x, x, w, 0.0)) == (0, 1)
     assert counts(cache, lambda: ip.add_rms_norm(x, x, w, 48.0)) == (0, 1)
     assert counts(cache, lambda: ip.add_rms_norm(x, x, w, 0.0)) == (1, 0)
+    for found in ((0, 1), (1, 0), (1, 0)):  # no two are equal
+        assert counts(cache, lambda: ip.add_rms_norm(x, x, w, float("nan"))) == found
+    assert counts(cache, lambda: ip.add_rms_norm(x, x, w, np.float32("nan"))) == (1, 0)
     np.testing.assert_array_equal(ip.add_rms_norm(x, x, w, 48.0)[0], np.full((2, 3), 0.5))
     gemm = ip.Gemm.cache()
     ip.gemm(x, x.T, 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 from math import prod
 from operator import index
 from typing import Any
@@ -21,10 +21,13 @@ from ..dtypes import as_dtype
 from ..errors import OperandError, ParamError, ShapeError, shown
 from ..graph_operator import GraphOperator
 from ..ops._products import missing_addend, product_shape
-from ..ops._scalars import as_float
+from ..ops._scalars import as_float, as_param
 from ._build import TARGET, register
 
 Array = Any
+
+#: Functions that are kept for scalars or axes; of a schedule's there is a new one each step.
+_MOST_KEPT = 1 << 10
 
 
 def _layout(x: Any) -> Layout:
@@ -129,7 +132,7 @@ def _rank(x: Array, is_batched: bool) -> int:
 # ---- gemm --------------------------------------------------------------------------------------------------
 
 
-@cache
+@lru_cache(_MOST_KEPT)
 def _product(alpha: float, beta: float, transposes: tuple[bool, bool]) -> Callable[..., Array]:
     """alpha * a @ b + beta * c, with a and b those that are given, or their transposes."""
 
@@ -251,7 +254,7 @@ def mul(a: Array, b: Array) -> Array:
 # ---- add_rms_norm ------------------------------------------------------------------------------------------
 
 
-@cache
+@lru_cache(_MOST_KEPT)
 def _norm(epsilon: float) -> Callable[..., tuple[Array, Array]]:
     @jax.custom_batching.custom_vmap
     def function(a: Array, b: Array, weight: Array) -> tuple[Array, Array]:
@@ -303,13 +306,13 @@ _add_rms_norm.defvjp(_norm_forward, _norm_backward)
 
 def add_rms_norm(a: Array, b: Array, weight: Array, epsilon: float = 1e-5) -> tuple[Array, Array]:
     """Return ``(y, residual)``; see :func:`infiniop_py.add_rms_norm`."""
-    return _add_rms_norm(as_float("add_rms_norm", "epsilon", epsilon), *_alike(a, b, weight))
+    return _add_rms_norm(as_param("add_rms_norm", "epsilon", epsilon), *_alike(a, b, weight))
 
 
 # ---- rearrange ---------------------------------------------------------------------------------------------
 
 
-@cache
+@lru_cache(_MOST_KEPT)
 def _transpose(axes: tuple[int, ...]) -> Callable[[Array], Array]:
     @jax.custom_batching.custom_vmap
     def function(x: Array) -> Array:

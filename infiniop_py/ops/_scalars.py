@@ -7,6 +7,8 @@ from typing import Any
 
 from ..errors import OperandError, ParamError, shown
 
+_NAN = float("nan")
+
 
 def as_float(op: str, name: str, value: Any) -> float:
     """A real number as a float."""
@@ -18,3 +20,11 @@ def as_float(op: str, name: str, value: Any) -> float:
         return float(value)
     except OverflowError:
         raise ParamError(f"{op}: {name} is {shown(value)}, needs a number in the range of F64") from None
+
+
+def as_param(op: str, name: str, value: Any) -> float:
+    """A scalar that a plan fixes, as a float. Each NaN is one object: a key of a cache is found where it is
+    equal or the same, and no two NaN are equal.
+    """
+    number = as_float(op, name, value)
+    return number if number == number else _NAN

@@ -11,7 +11,7 @@ from ..dtypes import DType
 from ..errors import DTypeError, OperandError, ShapeError
 from ..graph_operator import GraphOperator, planned
 from ..interop import allocate, common_device, need_writable, views
-from ._scalars import as_float
+from ._scalars import as_param
 
 _WIDE_WEIGHTS = frozenset((DType.F16, DType.BF16, DType.F32))
 _HALVES = frozenset((DType.F16, DType.BF16))
@@ -60,7 +60,7 @@ class AddRMSNorm(GraphOperator):
         return 5 * count(layouts[0][1])  # the sum, its square, the sum of squares, two products
 
     def __init__(self, y: Any, residual_out: Any, a: Any, b: Any, weight: Any, epsilon: float = 1e-5) -> None:
-        self._take((y, residual_out, a, b, weight), params=(as_float(self.name, "epsilon", epsilon),))
+        self._take((y, residual_out, a, b, weight), params=(as_param(self.name, "epsilon", epsilon),))
 
     @classmethod
     def check(cls, layouts: tuple[Layout, ...], names: Sequence[str]) -> Problem:
@@ -118,7 +118,7 @@ def _apply(
     given: tuple[Any, Any], inputs: tuple[Any, Any, Any], epsilon: float, names: Sequence[str]
 ) -> tuple[Any, Any]:
     op = AddRMSNorm.name
-    params = (as_float(op, "epsilon", epsilon),)
+    params = (as_param(op, "epsilon", epsilon),)
     y, residual = given
     if y is None and residual is None:
         made = AddRMSNorm.again_to_new(inputs, params)

@@ -59,7 +59,7 @@ class Gemm(GraphOperator):
     def check(cls, layouts: tuple[Layout, ...], names: Sequence[str]) -> Problem:
         c, a, b = layouts
         need_one_dtype(cls.name, names, layouts)
-        _need_shape(names[0], c[1], product_shape(cls.name, a[1], b[1]))
+        need_shape(names[0], c[1], product_shape(cls.name, a[1], b[1]))
         return as_batches(layouts)
 
     @classmethod
@@ -92,7 +92,8 @@ def _are_one(x: View, y: View) -> bool:
     return x == y or (x[0] is y[0] and x[2] == y[2] and same_elements(x[1], y[1]))
 
 
-def _need_shape(name: str, shape: Shape, wanted: Shape) -> None:
+def need_shape(name: str, shape: Shape, wanted: Shape) -> None:
+    """Refuse an output or an addend that has not the shape of the result."""
     if shape != wanted:
         raise ShapeError(
             f"gemm: {name} is {shape}, but the result is {wanted}; outputs are never resized, addends not "
@@ -142,7 +143,7 @@ def gemm(a: Any, b: Any, alpha: float = 1.0, beta: float = 0.0, *, c: Any = None
     shape = product_shape("gemm", layout_a[1], layout_b[1])
     for _, layout_c, _ in addend:
         need_one_dtype("gemm", ("c", "a"), (layout_c, layout_a))
-        _need_shape("c", layout_c[1], shape)
+        need_shape("c", layout_c[1], shape)
     given = RESULT if out is None else "out"
     if out is None:
         out, finish = allocate("gemm", inputs, layout_a[0], shape, device)

@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import ops
 from .._bindings import Binding, compiled
 from .._bypass import when_implemented, when_recording
-from .._layout import need_one_dtype
+from .._layout import RESULT, broadcast, need_one_dtype
 from .._native_op import NATIVE
 from ..device import DeviceType, thread
 from ..dtypes import DType
@@ -22,7 +22,8 @@ from ..graph_operator import OPERATORS
 from ..interop import named
 from ..interop._torch import from_torch_dtype
 from ..ops._products import missing_addend, product_shape
-from ..ops.add_rms_norm import need_weight
+from ..ops.add_rms_norm import AddRMSNorm
+from ..ops.gemm import need_shape
 
 #: torch forgets what was registered when this goes.
 LIBRARY = torch.library.Library("infiniop", "DEF")
@@ -80,21 +81,29 @@ def _product(a: Tensor, b: Tensor, alpha: float = 1.0, beta: float = 0.0, c: Ten
     _need_one_dtype("gemm", c=c, a=a, b=b)
     if c is None and beta != 0:
         raise missing_addend(beta, ", or use gemm_ to add to the output")
-    return a.new_empty(product_shape("gemm", tuple(a.shape), tuple(b.shape)))
+    shape = product_shape("gemm", tuple(a.shape), tuple(b.shape))
+    if c is not None:
+        need_shape("c", tuple(c.shape), shape)
+    return a.new_empty(shape)
 
 
 def _elementwise(op: str) -> Callable[[Tensor, Tensor], Tensor]:
     def result(a: Tensor, b: Tensor) -> Tensor:
         _need_one_dtype(op, a=a, b=b)
-        return a.new_empty(torch.broadcast_shapes(a.shape, b.shape))
+        try:
+            shape = torch.broadcast_shapes(a.shape, b.shape)  # which knows of sizes that are symbols
+        except RuntimeError:
+            broadcast(op, ("a", "b"), [tuple(map(int, x.shape)) for x in (a, b)])
+            raise
+        return a.new_empty(shape)
 
     return result
 
 
 def _norm(a: Tensor, b: Tensor, weight: Tensor, epsilon: float = 1e-5) -> tuple[Tensor, Tensor]:
-    op = "add_rms_norm"
-    _need_one_dtype(op, a=a, b=b)
-    need_weight(_dtype(op, "a", a), _dtype(op, "weight", weight))
+    inputs = {"a": a, "b": b, "weight": weight}
+    of_a, *others = ((_dtype("add_rms_norm", name, x), tuple(x.shape), ()) for name, x in inputs.items())
+    AddRMSNorm.check((of_a, of_a, of_a, *others), (RESULT, RESULT, *inputs))
     return a.new_empty(a.shape), a.new_empty(a.shape)
 
 

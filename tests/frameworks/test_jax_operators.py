@@ -270,6 +270,12 @@ def test_axes_may_count_from_the_end() -> None:
     assert (ours.rearrange(x, (-1, 0, -2)) == jnp.transpose(x, (-1, 0, -2))).all()
 
 
+def test_no_more_functions_are_kept_than_a_limit() -> None:
+    kept = import_module("infiniop_py.jax._functions")
+    for function in (kept._product, kept._norm, kept._transpose):
+        assert 0 < (function.cache_info().maxsize or 0) < 1 << 16
+
+
 def test_without_jax() -> None:
     children.run(
         "import sys; sys.modules['jax'] = None\n"

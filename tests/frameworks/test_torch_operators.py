@@ -677,6 +677,17 @@ def test_tensors_without_memory_are_refused_too() -> None:
     with pytest.raises(ip.ParamError, match=r"beta is 2\.0, but there is no c"):
         OPS.gemm(a, a, 1.0, 2.0)
     assert OPS.gemm(a, a, 1.0, 2.0, a).shape == (3, 3)
+    with pytest.raises(ip.ShapeError, match=r"gemm: c is \(3,\), but the result is \(3, 3\)"):
+        OPS.gemm(a, a, 1.0, 2.0, a[0])
+    for name in ("add", "mul"):
+        with pytest.raises(ip.ShapeError, match=rf"{name}: .* not broadcast: a is \(3, 3\), b is \(2, 3\)"):
+            getattr(OPS, name)(a, a[:2])
+    for given in ((a, a[:2], a[0]), (a, a, a), (a, a, a[0, :2]), (a[0, 0], a[0, 0], a[0])):
+        with pytest.raises(
+            ip.ShapeError, match=r"add_rms_norm: (shapes do not fit: a is \(3, 3\), b|a has 0)"
+        ):
+            OPS.add_rms_norm(*given)
+    assert [x.shape for x in OPS.add_rms_norm(a, a, a[0])] == [(3, 3)] * 2
 
 
 @forward_mode
