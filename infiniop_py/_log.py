@@ -30,7 +30,10 @@ def _configure() -> None:
         text = _environment.variable(name).strip()
         if not text:
             continue
-        level = int(text) if text.isdecimal() else logging.getLevelName(text.upper())
+        try:
+            level = int(text) if text.isdecimal() else logging.getLevelName(text.upper())
+        except ValueError:  # thousands of digits
+            level = text
         handler = _LastResort()
         handler.setFormatter(logging.Formatter("%(name)s %(levelname)s: %(message)s"))
         logger.addHandler(handler)

@@ -84,7 +84,7 @@ class OpDispatcher:
         override_existing: bool = True,
     ) -> None:
         """Register an implementation for a device type or several; without overriding, only where there is
-        none yet.
+        none yet: nowhere for the operators of the package, of which each type has the native one.
         """
         if not isinstance(type, (int, str, Iterable)):
             raise OperandError(

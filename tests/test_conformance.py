@@ -480,6 +480,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
         ((), 2, "which plugin?"),
         (("/nowhere/plugin.so",), 1, "/nowhere/plugin.so"),
         (("pyproject.toml",), 1, "pyproject.toml"),
+        (("/nowhere/\udcff.so",), 1, "/nowhere/"),
         (("x.so", "-k", "no such row"), 2, "no rule and no row is left"),
         (("x.so", "--op", "div"), 2, "invalid choice"),
         (("x.so", "--max-elements", "-1"), 2, "'-1' is no number of elements"),

@@ -60,6 +60,10 @@ def test_overriding() -> None:
     assert table.lookup("cpu") is two
     table.register_all(one)
     assert table.lookup("cpu") is one
+    native = ip.Add.dispatcher()
+    before = [native.lookup(kind) for kind in DeviceType]
+    native.register_all(one, override_existing=False)  # each type has one
+    assert [native.lookup(kind) for kind in DeviceType] == before
 
 
 @pytest.mark.parametrize("bad", [1, None, "add", (one, two)])

@@ -131,7 +131,7 @@ def test_lines_are_not_doubled_when_the_program_takes_them() -> None:
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["app add enter", "app add exit"]
 
 
-@pytest.mark.parametrize("level", ["loud", "\N{SUPERSCRIPT TWO}"])
+@pytest.mark.parametrize("level", ["loud", "\N{SUPERSCRIPT TWO}", "1" * 5000], ids=len)
 def test_a_wrong_level_is_named(level: str) -> None:
     done = children.attempt(CALL, INFINIOP_LOG=level, INFINICORE_LOG_LEVEL=None)
     assert done.returncode == 0 and f"INFINIOP_LOG={level!r} is no log level" in done.stderr

@@ -36,10 +36,20 @@ class Binding(NamedTuple):
     libraries: Sequence[str | Path] = ()
 
 
-def _folder() -> Path:
+def _no_folder(binding: Binding, where: object, error: Exception) -> LibraryError:
+    return LibraryError(
+        f"{binding.package} keeps what it compiles in {where}: {error}; set XDG_CACHE_HOME to a folder that "
+        "can be written"
+    )
+
+
+def _folder(binding: Binding) -> Path:
     """Where compiled bindings are kept: the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(base if os.path.isabs(base) else Path.home() / ".cache") / "infiniop_py"
+    try:
+        return Path(base if os.path.isabs(base) else Path.home() / ".cache") / "infiniop_py"
+    except RuntimeError as error:  # no HOME, and a user whom the system does not know
+        raise _no_folder(binding, "the user's cache folder", error) from None
 
 
 def _command(binding: Binding, to: Path) -> list[str]:
@@ -76,7 +86,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def compiled(binding: Binding) -> Path:
     """The binding as a shared library, from the cache if it is there. LibraryError if it cannot be made."""
-    folder = _folder()
+    folder = _folder(binding)
     path = folder / f"{binding.source.parent.name}-{_digest(binding, folder)}.so"
     if path.exists():
         return path
@@ -90,10 +100,7 @@ def compiled(binding: Binding) -> Path:
                     _compile(binding, made)
                     made.replace(path)
     except OSError as error:
-        raise LibraryError(
-            f"{binding.package} keeps what it compiles in {folder}: {error}; set XDG_CACHE_HOME to a folder "
-            "that can be written"
-        ) from None
+        raise _no_folder(binding, folder, error) from None
     return path
 
 

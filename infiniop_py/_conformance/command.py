@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import math
+import os
 import shlex
 import sys
 import textwrap
@@ -136,11 +137,11 @@ def select(options: argparse.Namespace) -> Selection:
 def load(plugin: str) -> DeviceType:
     """Load a plugin and return the slot that it fills."""
     path = str(Path(plugin).resolve())
-    check(lib.infinirtLoadBackend(path.encode()))
+    check(lib.infinirtLoadBackend(os.fsencode(path)))
     info = ffi.new("InfiniBackendInfo *")
     for kind in DeviceType:
         check(lib.infinirtGetBackendInfo(kind, info))
-        if ffi.string(info.path).decode(errors="surrogateescape") == path:
+        if os.fsdecode(ffi.string(info.path)) == path:
             name, version = (ffi.string(text).decode(errors="replace") for text in (info.name, info.version))
             devices = device_count(kind)
             count = "1 device" if devices == 1 else f"{devices} devices"
@@ -301,7 +302,7 @@ def _fault_lines(report: Report, plugin: str) -> Iterator[str]:
         yield f"  {name}"
         yield _wrapped(text, "    ")
         words = "python", "-m", "infiniop_py", "conformance", plugin, "--cases", name.partition(" on ")[0]
-        yield f"    again: {shlex.join(words)}"
+        yield f"    again: {os.fsencode(shlex.join(words)).decode(errors='backslashreplace')}"
 
 
 def _verdict(report: Report) -> str:

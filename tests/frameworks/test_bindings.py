@@ -116,5 +116,16 @@ def test_a_folder_that_cannot_be_made_is_named(
         compiled(binding)
 
 
+def test_a_user_without_a_home(binding: Binding, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.raises(ip.LibraryError, match=r"infiniop_py\.some keeps .*: .*home.*; set XDG_CACHE_HOME"):
+        compiled(binding)
+
+
 def test_it_is_not_imported_with_the_package() -> None:
     children.run("import sys, infiniop_py; assert 'infiniop_py._bindings' not in sys.modules")
