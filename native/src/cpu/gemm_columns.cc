@@ -64,12 +64,25 @@ struct Columns final : WholeA {
         for (int64_t fewer = task_n - nr; threads > 1 && fewer > 0; fewer -= nr)
             if (16 * most(fewer) <= 15 * most(task_n)) task_n = fewer;
         tasks_n = ceil_div(n, task_n);
-        tasks_m = std::min(panels_m, ceil_div(threads, tasks_n)); // each of which packs B for itself
+        tasks_m = row_shares(threads);
         by_lines = packs_rows && b.row * size % kLine == 0 && n >= kLinesPanels * nr;
         bytes_b = panel_b(units(std::min(k, block_k))) * (packs_rows ? 1 : task_n / nr * (ahead ? 2 : 1));
         // They wait here for the next K block; those of the last one are stored at once.
         const int64_t panels_b = task_n / nr + (by_lines ? ceil_div(kLine / size, nr) : 0);
         bytes_sums = tile_bytes() * (k_blocks() > 1 || dots ? ceil_div(panels_m, tasks_m) * panels_b : 1);
+    }
+    /** Shares of A's panels, each of which packs B for itself: as many as leave the thread that has most of them the least to do. */
+    int64_t row_shares(int threads) const {
+        constexpr int64_t kPackRows = 10; // of A, whose products take as long as packing B
+        int64_t best = 1, best_work = INT64_MAX;
+        for (int64_t shares = 1; shares <= std::min<int64_t>(panels_m, threads); ++shares) {
+            const int64_t work = ceil_div(tasks_n * shares, threads) * (ceil_div(panels_m, shares) * mr + kPackRows);
+            if (work < best_work) {
+                best = shares;
+                best_work = work;
+            }
+        }
+        return best;
     }
     int64_t bytes_of_thread() const { return bytes_b + bytes_sums; }
     int64_t workspace(int threads) const override { return packed.of_all(threads) + bytes_of_thread() * threads; }
