@@ -207,6 +207,14 @@ SKINNY_ROWS = (1, 4, 16, 32)
 SKINNY_WEIGHTS = ((2048, 2048), (4096, 4096), (4096, 11008))
 BATCHED = ((32, 64, 128, 96), (64, 128, 64, 128))
 LAYERS = ((128, 128, 128), (300, 300, 64), (4096, 64, 64))  # of small networks, and their gradients
+# Of a token and of an image: with the keys, which lie transposed, and with the values.
+ATTENTION = (
+    ((32, 1, 128, 2048), B_TRANSPOSED),
+    ((32, 1, 2048, 128), CONTIGUOUS),
+    ((16, 197, 64, 197), B_TRANSPOSED),
+    ((16, 197, 197, 64), CONTIGUOUS),
+)
+NARROW = ((64, 3072, 16), (134, 3216, 68))
 TINY = (16, 32, 64)
 IN_CACHE, IN_MEMORY = (1000, 1000), (8000, 8000)  # 1e6 and 64e6 elements
 
@@ -225,6 +233,12 @@ def _gemms() -> Iterator[Case]:
         for layer in LAYERS:
             for layout in GEMM_LAYOUTS:
                 yield gemm(dtype, layer, layout)
+    for dtype in _HALVES_AND_F32:
+        for shape, layout in ATTENTION:
+            yield gemm(dtype, shape, layout)
+    for dtype in (DType.F32, DType.BF16):
+        for shape in NARROW:
+            yield gemm(dtype, shape)
     for dtype in _GEMM_DTYPES:
         for shape in BATCHED:
             yield gemm(dtype, shape)
