@@ -559,7 +559,7 @@ def test_a_row_of_a_product_with_few_columns(
 # Of an odd K, what lies behind a row is not a part of its last pair; nor do pairs begin at even elements.
 @pytest.mark.parametrize("gap", [0, 1, 2])
 @pytest.mark.parametrize("k", [1, 2, 31, 33, 197, 531, 2051])
-@pytest.mark.parametrize("in_columns", ["", "b"], ids="in_columns={}".format)
+@pytest.mark.parametrize("in_columns", ["", "a", "b", "ab"], ids="in_columns={}".format)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_rows_that_end_between_nans(
     dtype: str,
@@ -572,10 +572,12 @@ def test_rows_that_end_between_nans(
 ) -> None:
     heights = (8, 24, 49, 100)
     for n in (17, 43, 130):
-        wide = np.full((101, k + gap), np.nan, DTYPES[dtype])
-        a = wide[1:, :k]
+        in_columns_of_a = "a" in in_columns
+        shape = (k, 101 + gap) if in_columns_of_a else (101, k + gap)
+        wide = np.full(shape, np.nan, DTYPES[dtype])
+        a = wide[:, 1:101].T if in_columns_of_a else wide[1:, :k]
         a[...] = _normal(rng, dtype, 100, k)
-        b = _normal(rng, dtype, n, k).T if in_columns else _normal(rng, dtype, k, n)
+        b = _normal(rng, dtype, n, k).T if "b" in in_columns else _normal(rng, dtype, k, n)
         whole = np.concatenate([infiniop_py.gemm(a[i : i + 1], b) for i in range(100)])
         assert np.all(np.isfinite(whole.astype(np.float64)))
         for m, count in itertools.product(heights, (1, 2, 5)):

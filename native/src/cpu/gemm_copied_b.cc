@@ -22,6 +22,7 @@ struct CopiedB final : Way {
     int64_t task_m, task_n;         // of C: a task
     int64_t parts, strips;          // tasks: by rows, by columns
     int64_t ld, bytes_b, bytes_way; // a thread: units from row to row of the copy; it, and what its products need
+    int64_t ld_a = 0, bytes_a = 0;  // the same of a transposed A's rows, which are turned: for pairs alone
     /** By exactness, and by whether a task has fewer rows, and fewer columns; null where none has. */
     std::unique_ptr<const Way> ways[2][2][2];
 
@@ -37,13 +38,17 @@ struct CopiedB final : Way {
             task_m = rows_of_few(threads, strips);
         } else {
             task_n = columns_of(std::max(ceil_div(n, fits), std::min<int64_t>(threads, n / kStripCols)));
-            const int64_t wanted = threads == 1 ? 1 : ceil_div(threads * kEach, ceil_div(n, task_n));
+            const int64_t wanted = turns_a() ? m : threads == 1 ? 1 : ceil_div(threads * kEach, ceil_div(n, task_n));
             task_m = round_up(ceil_div(m, std::min(wanted, ceil_div(m, kTaskRows))), kernel.in_place_rows);
         }
         strips = ceil_div(n, task_n);
         parts = ceil_div(m, task_m);
         ld = odd_lines(std::min(n, task_n), kernel.acc_size);
         bytes_b = acc_bytes(units(k) * ld);
+        if (turns_a()) {
+            ld_a = odd_lines(k, size);
+            bytes_a = std::min(m, task_m) * ld_a * size;
+        }
         for (const bool fewer_rows : {false, true})
             for (const bool fewer_cols : {false, true}) {
                 const int64_t rows = fewer_rows ? m - (parts - 1) * task_m : std::min(m, task_m),
@@ -53,6 +58,7 @@ struct CopiedB final : Way {
                 for (int exactness = kFast; exactness < (has_pairs() ? 2 : 1); ++exactness) {
                     Gemm part = has_pairs() ? gemm.of_pairs(exactness) : gemm;
                     part.b = {0, ld, 1};
+                    if (turns_a()) part.a = {0, ld_a, 1};
                     part.set_size(rows, cols);
                     auto &way = ways[exactness][fewer_rows][fewer_cols];
                     way = in_place(part, 1);
@@ -61,6 +67,7 @@ struct CopiedB final : Way {
                 }
             }
     }
+    bool turns_a() const { return has_pairs() && a.col != 1; }
     /** Of so many strips, or fewer: in whole vectors, as so narrow ones may differ by a third if they are whole tiles, and such that
      *  the last strip is not a single column, which has no rows to be multiplied by. */
     int64_t columns_of(int64_t count) const {
@@ -85,11 +92,13 @@ struct CopiedB final : Way {
         return best;
     }
     int sharers(int threads) const { return static_cast<int>(std::min<int64_t>(threads, parts * strips)); }
-    int64_t workspace(int threads) const override { return (bytes_b + bytes_way) * sharers(threads); }
+    int64_t bytes_of_thread() const { return bytes_a + bytes_b + bytes_way; }
+    int64_t workspace(int threads) const override { return bytes_of_thread() * sharers(threads); }
     std::string describe() const override {
-        return std::string(has_pairs()  ? "B copied in pairs, "
-                           : b.row == 1 ? "B transposed, "
-                                        : "B copied, ") +
+        return std::string(turns_a()     ? "B copied in pairs, A turned, "
+                           : has_pairs() ? "B copied in pairs, "
+                           : b.row == 1  ? "B transposed, "
+                                         : "B copied, ") +
                text(parts) + " x " + text(strips) + " tasks " + ways[kFast][0][0]->describe();
     }
 
@@ -111,7 +120,7 @@ struct CopiedB final : Way {
         const int threads = sharers(r.threads);
         Shares shares(parts * strips, threads);
         parallel_for(threads, threads, [&](int64_t, int slot) {
-            char *const copy = r.workspace + slot * (bytes_b + bytes_way);
+            char *const turned = r.workspace + slot * bytes_of_thread(), *const copy = turned + bytes_a;
             int64_t copied = -1; // which strip
             int least_b = kLeastOfNothing;
             shares.work(slot, [&](int64_t t) {
@@ -126,7 +135,13 @@ struct CopiedB final : Way {
                 part.d = r.d + (i0 * d.row + j0 * d.col) * c_size;
                 part.workspace = copy + bytes_b;
                 part.threads = 1;
-                const int least_a = has_pairs() ? kernel.least(part.a, a.row, rows, k) : kLeastOfNothing;
+                if (turns_a()) {
+                    kernels().transpose[log2_of(size)](turned, {ld_a, nullptr}, part.a, {a.col, nullptr}, rows, k,
+                                                       false);
+                    part.a = turned;
+                }
+                const int64_t a_row = turns_a() ? ld_a : a.row;
+                const int least_a = has_pairs() ? kernel.least(part.a, a_row, rows, k) : kLeastOfNothing;
                 const int exactness = may_flush(least_a, least_b) ? kExact : kFast;
                 ways[exactness][rows < std::min(m, task_m)][cols < std::min(n, task_n)]->run(part);
             });

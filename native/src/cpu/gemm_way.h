@@ -108,7 +108,8 @@ struct Gemm {
         const bool in_rows =
             !dots && c.col == 1 && takes_a && b_is_small() && (b.col == 1 || (converts() ? b.row == 1 : may_copy_b()));
         const bool few = n <= kFewColumns,
-                   empty = few && (converts() ? 4 * n <= 3 * round_up(n, has_pairs() ? nr / 2 : nr) : 16 * n <= 5 * nr);
+                   empty = few && (converts() ? 4 * n <= 3 * round_up(n, has_pairs() && a.col == 1 ? nr / 2 : nr)
+                                              : 16 * n <= 5 * nr);
         // Along k, columns that are too few for a kernel would be summed up one by one, and rows be packed for them.
         constexpr int64_t kFewAlongK = 8;
         const int64_t times = dots && n < kFewAlongK ? 1 : 4;
@@ -179,6 +180,9 @@ struct Gemm {
      *  either way, for fewer rows of A than with its rows, and soonest where panels would be half empty. Longer rows or columns of B
      *  are copied if they are few. */
     bool may_copy_pairs() const {
+        // An A whose columns are contiguous is turned, which takes as long as packing it unless K is short.
+        constexpr int64_t kTurnedRows = 96, kMostTurnedK = 128;
+        if (a.col != 1 && (k > kMostTurnedK || m < kTurnedRows)) return false;
         constexpr int64_t kRows = 48, kRowsTurned = 24, kRowsHalfPanel = 12, kRowsShort = 8,
                           kShort = 32;                  // measured on Zen 4
         constexpr int64_t kFew = 256, kMostB = 2 << 20; // bytes of few rows or columns
@@ -191,11 +195,11 @@ struct Gemm {
         const bool fits = longer <= (fewer <= kFew ? kMostB : near_b()) / size / fewer;
         return has_pairs() && m >= least && n > 1 && fits;
     }
-    /** Are elements of A that are neighbours in k, as pairs, what kernels take? */
+    /** Are elements of A that are neighbours in k, as pairs, what kernels take? They are of a transposed A that is turned. */
     bool has_pairs() const {
-        return kernel.unit_k == 2 && kernels().gemm_pairs[kFast].in_place_rows != 0 && a.col == 1;
+        return kernel.unit_k == 2 && kernels().gemm_pairs[kFast].in_place_rows != 0 && (a.col == 1 || a.row == 1);
     }
-    /** The same product of pairs, but for the strides of B. */
+    /** The same product of pairs, but for the strides of B, and of an A that is turned. */
     Gemm of_pairs(int exactness) const {
         Gemm pairs = *this;
         pairs.kernel = kernels().gemm_pairs[exactness];
