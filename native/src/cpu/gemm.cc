@@ -5,7 +5,7 @@
  *            (gemm_in_place.cc);
  *  copied B  a small B is copied, and multiplied in place, if nothing in it is contiguous, or its columns are and A has many rows,
  *            or its rows push each other out of a small first-level cache; and one that is small or narrow where elements are
- *            multiplied in pairs, which rows of A are made of (gemm_copied_b.cc);
+ *            multiplied in pairs, which rows of A are made of, or those of a short transposed one (gemm_copied_b.cc);
  *  columns   A is packed as a whole, and threads share the columns of C: up to some hundred rows (gemm_columns.cc);
  *  blocked   A and B are packed block by block: all else (gemm_blocked.cc).
  *

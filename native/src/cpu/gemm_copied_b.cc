@@ -1,8 +1,8 @@
 /* gemm with a copy of B: a small one whose rows are not contiguous, or push each other out of a small first-level cache, is
  * copied in strips of columns, each of which is multiplied in place, by rows (gemm_in_place.cc): that needs no packed A.
  * Contiguous columns are transposed, for many rows of A; fewer are multiplied as they are. Where elements are multiplied in pairs
- * (GemmKernel), the copy is of pairs, whatever B is like, and for fewer rows: A's lie in memory. Each thread copies what it multiplies,
- * since lines that one core has written come slowly to another. */
+ * (GemmKernel), the copy is of pairs, whatever B is like, and for fewer rows: A's lie in memory, or a transposed one of short columns
+ * is turned. Each thread copies what it multiplies, since lines that one core has written come slowly to another. */
 #include <cstdlib>
 
 #include "cpu/gemm_way.h"
@@ -13,10 +13,12 @@ namespace infini::gemm {
 
 namespace {
 
-constexpr int64_t kStrips = 4;     // of a second-level cache: in one is a strip's copy
-constexpr int64_t kStripCols = 64; // at least, since each strip reads all of A
-constexpr int64_t kTaskRows = 96;  // of A, at least, where rows are shared out: each thread copies for itself
-constexpr int64_t kCopyRows = 10;  // of A, whose products with pairs take as long as their copy
+constexpr int64_t kStrips = 4; // of a second-level cache: in one is a strip's copy
+constexpr int64_t kStripCols =
+    64; // at least, since each strip reads all of A; of few rows for many threads a vector will do
+constexpr int64_t kTaskRows = 96; // of A, at least, where many are shared out: each thread copies for itself
+constexpr int64_t kCopyRows =
+    10; // of A, whose products with pairs take as long as their copy; of few, a task's at least
 
 struct CopiedB final : Way {
     int64_t task_m, task_n;         // of C: a task
@@ -30,12 +32,13 @@ struct CopiedB final : Way {
 
     CopiedB(const Gemm &gemm, int threads) : Way(gemm), bytes_way(0) {
         constexpr int64_t kEach = 4; // tasks for a thread, so that all end at about the same time
-        const int64_t fits =
-            std::max(second_level_cache() / kStrips / kernel.acc_size / units(k) / nr * nr, kStripCols);
+        const int64_t column = kernel.acc_size * units(k), whole = near_b() / column / (nr / 2) * (nr / 2);
+        const int64_t least = has_pairs() ? std::min(kStripCols, whole) : kStripCols;
+        const int64_t fits = std::max(second_level_cache() / kStrips / column / nr * nr, least);
         if (has_pairs() && m < kTaskRows * threads) {
             strips = strips_of_few_rows(threads, ceil_div(n, fits));
             task_n = columns_of(strips);
-            task_m = rows_of_few(threads, strips);
+            task_m = std::min(rows_of_few(threads, strips), turns_a() ? kTaskRows : m);
         } else {
             task_n = columns_of(std::max(ceil_div(n, fits), std::min<int64_t>(threads, n / kStripCols)));
             const int64_t wanted = turns_a() ? m : threads == 1 ? 1 : ceil_div(threads * kEach, ceil_div(n, task_n));
@@ -81,6 +84,7 @@ struct CopiedB final : Way {
     }
     /** At least so many, and as leaves a thread the least to copy and multiply. */
     int64_t strips_of_few_rows(int threads, int64_t least) const {
+        if (turns_a()) return least; // each strip would turn all of A
         int64_t best = least > threads ? round_up(least, threads) : least, best_work = INT64_MAX;
         for (int64_t count = least; count <= std::min<int64_t>(threads, n / (nr / 2)); ++count) {
             const int64_t work = columns_of(count) * (kCopyRows + rows_of_few(threads, count));

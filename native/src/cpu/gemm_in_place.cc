@@ -35,7 +35,8 @@ constexpr int64_t kInPlaceFewOfTiles = 24, kInPlaceNearRows = 8 * 1024;
 constexpr int64_t kInPlaceShortRun = 4096; // 2048 or 1024 in a smaller cache
 /* Bytes of B up to which its columns need no fetching, and the first rows of a task. Columns that few shuffles transpose come fast
  * enough from the last-level cache, but are fetched where that costs little: they may well come from memory, and of 32 MiB that
- * others use, too, a core of a Zen 4 has 8 to 16, so that halves from there on take a quarter of the time if they are fetched. */
+ * others use, too, a core of a Zen 4 has 8 to 16, so that halves from there on take a quarter of the time if they are fetched, and
+ * so does what is summed up along k. */
 constexpr int64_t kColumnsNearB = 4 << 20, kColumnsNearBSmallL2 = 512 * 1024;
 constexpr int64_t kColumnsNearHalves = 16 << 20, kColumnsNearHalvesZen = 8 << 20;
 /* From which on they come from memory. With a small second-level cache they are fetched into that, early, in runs of so many

@@ -180,9 +180,9 @@ struct Gemm {
      *  either way, for fewer rows of A than with its rows, and soonest where panels would be half empty. Longer rows or columns of B
      *  are copied if they are few. */
     bool may_copy_pairs() const {
-        // An A whose columns are contiguous is turned, which takes as long as packing it unless K is short.
-        constexpr int64_t kTurnedRows = 96, kMostTurnedK = 128;
-        if (a.col != 1 && (k > kMostTurnedK || m < kTurnedRows)) return false;
+        // An A whose columns are contiguous is turned, which takes as long as packing it unless K is short, but not too short for that.
+        constexpr int64_t kTurnedRows = 96, kLeastTurnedK = 8, kMostTurnedK = 128;
+        if (a.col != 1 && (k < kLeastTurnedK || k > kMostTurnedK || m < kTurnedRows)) return false;
         constexpr int64_t kRows = 48, kRowsTurned = 24, kRowsHalfPanel = 12, kRowsShort = 8,
                           kShort = 32;                  // measured on Zen 4
         constexpr int64_t kFew = 256, kMostB = 2 << 20; // bytes of few rows or columns
@@ -192,7 +192,7 @@ struct Gemm {
                               : turns              ? kRowsTurned
                                                    : kRows;
         const int64_t cols = std::max(n, nr / 2), fewer = std::min(cols, k), longer = std::max(cols, k); // of the copy
-        const bool fits = longer <= (fewer <= kFew ? kMostB : near_b()) / size / fewer;
+        const bool fits = longer <= (fewer <= kFew ? kMostB : near_b()) / size / fewer && k <= near_b() / size / (nr / 2);
         return has_pairs() && m >= least && n > 1 && fits;
     }
     /** Are elements of A that are neighbours in k, as pairs, what kernels take? They are of a transposed A that is turned. */

@@ -145,7 +145,8 @@ constexpr bool rows_meet(int64_t bytes) { return bytes % 2048 == 0; }
 /** GemmInPlace::ahead_every: each line of a column, shortly before it is read, or by gemm_dots 2 KiB before. */
 constexpr int64_t kAheadNear = -1;
 
-/** A few rows of A times kc rows of a B that is read where it lies, in order of k. Strides in elements, those of A in units. */
+/** A few rows of A times kc rows of a B that is read where it lies, in order of k. Strides in elements, those of A in units but for
+ *  rows of pairs. */
 struct GemmInPlace {
     int64_t kc;
     const void *a; // a[r * a_row + u * a_unit], already of the type sums are kept in; of gemm_dots one row as it is, or
@@ -264,8 +265,8 @@ struct KernelTable {
     TransposeTile transpose[5];
     StreamRow stream_row;
     GemmKernel gemm[kDtypeCount];
-    /** By exactness, products of BF16 whose units are the elements of A and B, pairs that lie in memory as such; C is of BF16. Of
-     *  kernels only rows[kFast]; where there are none, in_place_rows is 0. */
+    /** By exactness, products of BF16 whose units are the elements of A and B, pairs that lie in memory as such, the last of a row
+     *  perhaps but one of BF16; C is of BF16. Of kernels only rows[kFast]; where there are none, in_place_rows is 0. */
     GemmKernel gemm_pairs[2];
     /** Products of rows of A and columns of B that are contiguous in k, least_k or more of it, in an order of their own
      *  (gemm_dots.inl): packed panels are multiplied lane by lane, and `columns` of B where they lie have the sums of all lanes
