@@ -234,11 +234,11 @@ def _gemms() -> Iterator[Case]:
             for layout in GEMM_LAYOUTS:
                 yield gemm(dtype, layer, layout)
     for dtype in _HALVES_AND_F32:
-        for shape, layout in ATTENTION:
-            yield gemm(dtype, shape, layout)
+        for items, layout in ATTENTION:
+            yield gemm(dtype, items, layout)
     for dtype in (DType.F32, DType.BF16):
-        for shape in NARROW:
-            yield gemm(dtype, shape)
+        for narrow in NARROW:
+            yield gemm(dtype, narrow)
     for dtype in _GEMM_DTYPES:
         for shape in BATCHED:
             yield gemm(dtype, shape)

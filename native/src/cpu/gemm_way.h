@@ -192,7 +192,8 @@ struct Gemm {
                               : turns              ? kRowsTurned
                                                    : kRows;
         const int64_t cols = std::max(n, nr / 2), fewer = std::min(cols, k), longer = std::max(cols, k); // of the copy
-        const bool fits = longer <= (fewer <= kFew ? kMostB : near_b()) / size / fewer && k <= near_b() / size / (nr / 2);
+        const bool fits =
+            longer <= (fewer <= kFew ? kMostB : near_b()) / size / fewer && k <= near_b() / size / (nr / 2);
         return has_pairs() && m >= least && n > 1 && fits;
     }
     /** Are elements of A that are neighbours in k, as pairs, what kernels take? They are of a transposed A that is turned. */
