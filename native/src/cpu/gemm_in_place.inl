@@ -237,7 +237,8 @@ INFINI_INLINE void rows_tile(const GemmInPlace &g, int64_t j, int64_t n_last, ty
 
 template <class T, int Exactness, int R>
 int gemm_rows(const GemmInPlace &g) {
-    constexpr int N = Units<T>::Sums::N, C = tile_vectors<T, R>();
+    // Pairs whose products must be exact are seldom: of their kernels there is but one width.
+    constexpr int N = Units<T>::Sums::N, C = kOfPairs<T> && Exactness == kExact ? 1 : tile_vectors<T, R>();
     typename Units<T>::Least least;
     int64_t j = 0;
     // Few sums wait for what was added before, so no vector is left alone where two and two, or a part of one with the last, will do.
@@ -248,11 +249,12 @@ int gemm_rows(const GemmInPlace &g) {
     for (; goes_on(g.n - j); j += C * N) rows_tile<T, Exactness, R, C, false>(g, j, N, least);
     if constexpr (C > 2)
         for (; j + 2 * N <= g.n; j += 2 * N) rows_tile<T, Exactness, R, 2, false>(g, j, N, least);
-    if (j + N < g.n) {
-        rows_tile<T, Exactness, R, 2, true>(g, j, g.n - j - N, least);
-    } else if (j < g.n) {
-        rows_tile<T, Exactness, R, 1, true>(g, j, g.n - j, least);
-    }
+    if constexpr (C > 1)
+        if (j + N < g.n) {
+            rows_tile<T, Exactness, R, 2, true>(g, j, g.n - j - N, least);
+            return least.exponent();
+        }
+    if (j < g.n) rows_tile<T, Exactness, R, 1, true>(g, j, g.n - j, least);
     return least.exponent();
 }
 
