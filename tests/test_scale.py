@@ -322,7 +322,7 @@ def test_a_model_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
         ((*EXAMPLE, "--call", "soon"), "'soon' is no quantity; it looks like 5us"),
         ((*EXAMPLE, "--json", "/nowhere/at/all.json"), "'/nowhere/at/all.json' cannot be written"),
         (("--validate", "--json", "/dev/null"), "--json is of a prediction for --model; --validate only"),
-        (("--validate", "--plot", "/tmp/unwritten.png"), "--plot is of a prediction for --model"),
+        (("--validate", "--plot", "unwritten.png"), "--plot is of a prediction for --model"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(
