@@ -138,10 +138,9 @@ struct GemmPlan final : CpuPlan {
     }
 
     Gemm g;
-    bool brief = false;   // see Brief
-    bool by_item = false; // threads share the items of the batch, and not one item
-    bool fetches_items =
-        false; // the next one while one is multiplied, since all are more than the caches hold, but not that one
+    bool brief = false;         // see Brief
+    bool by_item = false;       // threads share the items of the batch, and not one item
+    bool fetches_items = false; // the next one, which the cache can hold beside all else, while one is multiplied
     int64_t items_together = 1; // in a task
     int slots = 1, threads_of_item = 1;
     std::unique_ptr<const Way> way; // null where K is 0

@@ -74,15 +74,9 @@ struct Columns final : WholeA {
     /** Shares of A's panels, each of which packs B for itself: as many as leave the thread that has most of them the least to do. */
     int64_t row_shares(int threads) const {
         constexpr int64_t kPackRows = 10; // of A, whose products take as long as packing B
-        int64_t best = 1, best_work = INT64_MAX;
-        for (int64_t shares = 1; shares <= std::min<int64_t>(panels_m, threads); ++shares) {
-            const int64_t work = ceil_div(tasks_n * shares, threads) * (ceil_div(panels_m, shares) * mr + kPackRows);
-            if (work < best_work) {
-                best = shares;
-                best_work = work;
-            }
-        }
-        return best;
+        return cheapest(1, std::min<int64_t>(panels_m, threads), [&](int64_t shares) {
+            return ceil_div(tasks_n * shares, threads) * (ceil_div(panels_m, shares) * mr + kPackRows);
+        });
     }
     int64_t bytes_of_thread() const { return bytes_b + bytes_sums; }
     int64_t workspace(int threads) const override { return packed.of_all(threads) + bytes_of_thread() * threads; }

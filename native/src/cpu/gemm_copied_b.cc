@@ -13,12 +13,11 @@ namespace infini::gemm {
 
 namespace {
 
-constexpr int64_t kStrips = 4; // of a second-level cache: in one is a strip's copy
-constexpr int64_t kStripCols =
-    64; // at least, since each strip reads all of A; of few rows for many threads a vector will do
-constexpr int64_t kTaskRows = 96; // of A, at least, where many are shared out: each thread copies for itself
-constexpr int64_t kCopyRows =
-    10; // of A, whose products with pairs take as long as their copy; of few, a task's at least
+constexpr int64_t kStrips = 4;     // of a second-level cache: in one is a strip's copy
+constexpr int64_t kStripCols = 64; // at least, since each strip reads all of A; a vector of few rows for many threads
+constexpr int64_t kTaskRows = 96;  // of A, at least, where many are shared out: each thread copies for itself
+/* Of A, whose products with pairs take as long as their copy; where rows are few, a task has as many at least. */
+constexpr int64_t kCopyRows = 10;
 
 struct CopiedB final : Way {
     int64_t task_m, task_n;         // of C: a task
@@ -85,15 +84,9 @@ struct CopiedB final : Way {
     /** At least so many, and as leaves a thread the least to copy and multiply. */
     int64_t strips_of_few_rows(int threads, int64_t least) const {
         if (turns_a()) return least; // each strip would turn all of A
-        int64_t best = least > threads ? round_up(least, threads) : least, best_work = INT64_MAX;
-        for (int64_t count = least; count <= std::min<int64_t>(threads, n / (nr / 2)); ++count) {
-            const int64_t work = columns_of(count) * (kCopyRows + rows_of_few(threads, count));
-            if (work < best_work) {
-                best = count;
-                best_work = work;
-            }
-        }
-        return best;
+        if (least > threads) return round_up(least, threads);
+        return cheapest(least, std::min<int64_t>(threads, n / (nr / 2)),
+                        [&](int64_t count) { return columns_of(count) * (kCopyRows + rows_of_few(threads, count)); });
     }
     int sharers(int threads) const { return static_cast<int>(std::min<int64_t>(threads, parts * strips)); }
     int64_t bytes_of_thread() const { return bytes_a + bytes_b + bytes_way; }

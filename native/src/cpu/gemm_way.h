@@ -26,6 +26,14 @@ inline bool is_zen5() { return small_l2() && kernels().whole_lines; }
 
 inline int64_t ceil_div(int64_t x, int64_t y) { return x / y + (x % y != 0); }
 inline int64_t round_up(int64_t x, int64_t y) { return ceil_div(x, y) * y; }
+/** The first of from..to that costs the least; `from` where there are no others. */
+template <class Cost>
+int64_t cheapest(int64_t from, int64_t to, Cost &&cost) {
+    int64_t best = from;
+    for (int64_t i = from + 1; i <= to; ++i)
+        if (cost(i) < cost(best)) best = i;
+    return best;
+}
 inline std::string text(int64_t x) { return std::to_string(x); }
 
 /** Strides in elements. */

@@ -151,8 +151,8 @@ struct GemmInPlace {
     int64_t kc;
     const void *a; // a[r * a_row + u * a_unit], already of the type sums are kept in; of gemm_dots one row as it is, or
     int64_t a_row,
-        a_unit; // several as GemmPackVectors has them, and these are of no use; rows of pairs are a_row elements apart
-    bool odd;   // is the last unit a pair of which A has the first element alone?
+        a_unit;    // several as GemmPackVectors has them, and these are of no use; of pairs, a_row is in elements
+    bool odd;      // is the last unit a pair of which A has the first element alone?
     const void *b; // see GemmKernel
     int64_t b_stride;
     int64_t n;  // columns
