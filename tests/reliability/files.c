@@ -1,10 +1,11 @@
 /* fopen() and fdopen() that take their time, so that what reads a file at its first use is at it for long; or, where FAKE_ROOT
- * names a folder, that find files of /proc and /sys in it and nowhere else. And a kernel whose masks of processors have
- * MASK_BYTES. To be preloaded. */
+ * names a folder, that find files of /proc and /sys in it and nowhere else. A dlopen() of the library that PLUGIN names which
+ * lasts until the process forks. And a kernel whose masks of processors have MASK_BYTES. To be preloaded. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +30,26 @@ FILE *fdopen(int descriptor, const char *mode) {
     *(void **)&real = dlsym(RTLD_NEXT, "fdopen");
     if (getenv("FAKE_ROOT") == NULL) usleep(100 * 1000);
     return real(descriptor, mode);
+}
+
+static atomic_int forks;
+
+pid_t fork(void) {
+    pid_t (*real)(void);
+    *(void **)&real = dlsym(RTLD_NEXT, "fork");
+    atomic_fetch_add(&forks, 1);
+    return real();
+}
+
+void *dlopen(const char *path, int flags) {
+    void *(*real)(const char *, int);
+    *(void **)&real = dlsym(RTLD_NEXT, "dlopen");
+    const char *plugin = getenv("PLUGIN");
+    if (plugin != NULL && path != NULL && strcmp(path, plugin) == 0) {
+        for (int ms = 0; ms < 10000 && atomic_load(&forks) == 0; ++ms) usleep(1000);
+        usleep(10 * 1000); /* in which fork() has come to what it waits for */
+    }
+    return real(path, flags);
 }
 
 int sched_getaffinity(pid_t process, size_t size, cpu_set_t *set) {
