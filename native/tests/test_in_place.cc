@@ -150,9 +150,7 @@ void test_steps(Problem p) {
 } // namespace
 
 int main(int argc, char **argv) {
-    const int every = argc == 3 && std::strcmp(argv[1], "--every") == 0 ? std::atoi(argv[2]) : 1;
-    int problems = 0;
-    const auto skipped = [&] { return problems++ % every != 0; };
+    check::Every every(argc, argv);
     for (int dtype : {INFINI_DTYPE_F16, INFINI_DTYPE_BF16, INFINI_DTYPE_F32, INFINI_DTYPE_F64}) {
         const GemmKernel &kernel = kernels().gemm[dtype];
         if (kernel.in_tiles) continue; // these have kernels of their own, which the tests of the operator reach
@@ -166,7 +164,7 @@ int main(int argc, char **argv) {
                             for (int64_t n = 1; n <= 40; n += p.rows == 1 && kind == kOrdinary ? 1 : 13) {
                                 p.k = k;
                                 p.n = n;
-                                if (!skipped()) test_columns(p);
+                                if (!every.skips()) test_columns(p);
                             }
                     p.by_rows = true;
                     for (p.rows = 1; p.rows <= kStepsRows; ++p.rows)
@@ -174,7 +172,7 @@ int main(int argc, char **argv) {
                             for (int64_t n : {1, 33, 151}) {
                                 p.k = k;
                                 p.n = n;
-                                if (skipped()) continue;
+                                if (every.skips()) continue;
                                 if (p.rows <= kHeldRows && kernel.streams[exactness][p.rows] != nullptr)
                                     test_streams(p);
                                 if (kernel.steps[p.rows] != nullptr && exactness == kFast) test_steps(p);
