@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from .._layout import Layout, Shape, interned
-from .._native import VOID_POINTER, cast, from_buffer
+from .._native import from_buffer
 from ..device import CPU, Device, thread
 from ..dtypes import BY_NUMPY, DType
 from ..errors import OutOfMemoryError
 from ..tensor import View
 
 # A subclass may have others, which copy, or say something else.
-_transpose, _flags = np.ndarray.transpose, np.ndarray.flags.__get__
+_transpose, _getitem, _flags = np.ndarray.transpose, np.ndarray.__getitem__, np.ndarray.flags.__get__
 
 
 def view(array: np.ndarray[Any, Any]) -> View:
@@ -27,11 +27,12 @@ def view(array: np.ndarray[Any, Any]) -> View:
         return CPU, layout, from_buffer(array)
     if odd == _F_CONTIGUOUS:  # as the transposed weights of a layer are
         return CPU, layout, from_buffer(_transpose(array))
-    # Twice the cost of the others, which are for contiguous arrays only.
-    return CPU, layout, cast(VOID_POINTER, array.__array_interface__["data"][0])
+    # What has no elements is contiguous and begins where the array does; __array_interface__ is slower.
+    return CPU, layout, from_buffer(_getitem(array, _NO_ELEMENTS))
 
 
 _F_CONTIGUOUS, _NOT_CONTIGUOUS = 1, 2
+_NO_ELEMENTS = slice(0, 0)
 #: Of arrays met before, by dtype, shape and strides: layout, and 0 or what they are if not C-contiguous.
 _known: dict[Any, tuple[Layout, int]] = {}
 _MOST_KNOWN = 1 << 14
