@@ -216,10 +216,29 @@ INFINI_INLINE void binary_unit(T *c, const Unit<T> a, const B b, int64_t n) {
     if (tail > 0) put<false>(c + n - N, last);
 }
 
+/** The same of a row so short that finding out where lines begin takes longer than blocks across two of them. */
+template <class Op, class T, class B>
+INFINI_INLINE void binary_few(T *c, const Unit<T> a, const B b, int64_t n) {
+    constexpr int N = Block<T>::N;
+    const Packed<T> last = pack(apply<Op>(a.at(n - N), b.at(n - N)));
+    for (int64_t i = 0; i + N < n; i += N) store_block<false>(c + i, apply<Op>(a.at(i), b.at(i)));
+    put<false>(c + n - N, last);
+}
+
 /** Rows of it, each operand's a step apart. */
 template <class Op, class T, bool Stream, class B>
 INFINI_CALLED void binary_units(Stepped<T> c, Stepped<const T> a, Stepped<const T> b, int64_t b_col, int64_t rows,
                                 int64_t n) {
+    if constexpr (!Stream && !B::kGathers) {
+        constexpr int kFew = 8 * Block<T>::N;
+        if (rows > 1 && n >= Block<T>::N && n <= kFew) {
+            for (int64_t i = 0; i < rows; ++i) {
+                binary_few<Op>(c.p, Unit<T>(a.p, 1), B(b.p, b_col), n);
+                c.advance(), a.advance(), b.advance();
+            }
+            return;
+        }
+    }
     for (int64_t i = 0; i < rows; ++i) binary_unit<Op, T, Stream>(c[i], Unit<T>(a[i], 1), B(b[i], b_col), n);
 }
 template <class T>
