@@ -194,6 +194,50 @@ def test_strided_rows_wherever_lines_begin(place: int, dtype: str, rng: np.rando
         assert (memory == 0xA5).all()
 
 
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8", "c8", "c16"])
+@pytest.mark.parametrize("place", [0, 4, 16, 40])
+def test_rows_of_any_length_wherever_lines_begin(place: int, dtype: str, rng: np.random.Generator) -> None:
+    """Contiguous ones, one element for all of a row, and near elements on either side or on both, in more
+    rows than are copied down a column at a time. Beside y nothing is written."""
+    size = np.dtype(dtype).itemsize
+    place = place // np.dtype(dtype).alignment * np.dtype(dtype).alignment
+    for n in (*range(1, 20), 31, 33, 64, 65, 100, 500 // size, 1000 // size, 4096 // size, 4200 // size):
+        count = 70 if n < 20 else 9
+        x = rng.integers(0, 256, (count, (2 * n + 1) * size), np.uint8).view(dtype)
+        for step in (1, 2):
+            y, memory = _at(place, count, step * n, dtype)
+            y = y[:, ::step]
+            for source in (x[:, :n], x[:, : 2 * n : 2], np.broadcast_to(x[:, :1], (count, n))):
+                infiniop_py.rearrange(source, out=y)
+                got, wanted = np.ascontiguousarray(y), np.ascontiguousarray(source)
+                np.testing.assert_array_equal(got.view(np.uint8), wanted.view(np.uint8))
+            y[...] = np.full(size, 0xA5, np.uint8).view(dtype)
+            assert (memory == 0xA5).all()
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2", "u4", "u8", *FLOATS])
+@pytest.mark.parametrize("place", [0, 8, 16])
+def test_short_rows_of_results_wherever_lines_begin(place: int, dtype: str, rng: np.random.Generator) -> None:
+    """Of a few vectors, the last of which overlaps the one before it: c may be an operand, rows follow one
+    another or do not, and the other operand is a row, a column or as large. Beside c nothing is written."""
+    number = np.dtype(DTYPES.get(dtype, dtype))
+    for n, gap in itertools.product((*range(1, 40), 63, 64, 65, 127, 128, 129, 257, 400), (0, 3)):
+        a = rng.integers(1, 100, (11, n)).astype(number)
+        flat, memory = _at(place, 1, 11 * (n + gap) * number.itemsize, "u1")
+        c = flat.view(number).reshape(11, n + gap)[:, :n]
+        for shape, op in itertools.product(((1, n), (11, 1), (11, n)), ("add", "mul")):
+            b = rng.integers(1, 100, shape).astype(number)
+            expected = elementwise(op, a, np.broadcast_to(b, a.shape))
+            function = {"add": infiniop_py.add_, "mul": infiniop_py.mul_}[op]
+            function(c, a, b)
+            assert_same_bits(np.array(c), expected, f"{op}, {n} columns, b {shape}")
+            c[...] = a
+            function(c, c, b)
+            assert_same_bits(np.array(c), expected, f"{op} in place, {n} columns, b {shape}")
+        c[...] = np.full(number.itemsize, 0xA5, np.uint8).view(number)
+        assert (memory == 0xA5).all()
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("y_place", "r_place"), [(0, 0), (0, 16), (16, 16), (8, 48), (56, 24)])
 def test_normalized_rows_wherever_lines_begin(

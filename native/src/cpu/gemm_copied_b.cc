@@ -102,14 +102,16 @@ struct CopiedB final : Way {
     /** Returns the least exponent, if anybody needs it. */
     int copy_strip(char *copy, const char *from, int64_t cols) const {
         if (has_pairs()) return kernel.pack(copy, 0, from, b.col, b.row, cols, ld, k);
-        const CopyRow copy_row = kernels().copy[log2_of(size)];
+        const int log_size = log2_of(size);
+        // By rows or by columns, whichever reads what is nearer.
+        const bool by_rows = std::abs(b.col) <= std::abs(b.row);
+        void *const all = const_cast<char *>(from);
         if (b.row == 1)
-            kernels().transpose[log2_of(size)](copy, {ld, nullptr}, from, {b.col, nullptr}, k, cols, false);
-        else if (std::abs(b.col) <= std::abs(b.row)) // by rows or by columns, whichever reads what is nearer
-            for (int64_t i = 0; i < k; ++i)
-                copy_row(copy + i * ld * size, 1, from + i * b.row * size, b.col, cols, false);
+            kernels().transpose[log_size](copy, {ld, nullptr}, from, {b.col, nullptr}, k, cols, false);
+        else if (by_rows)
+            kernels().copy[log_size]({copy, ld, 1}, {all, b.row, b.col}, k, cols, false);
         else
-            for (int64_t j = 0; j < cols; ++j) copy_row(copy + j * size, ld, from + j * b.col * size, b.row, k, false);
+            kernels().copy[log_size]({copy, 1, ld}, {all, b.col, b.row}, cols, k, false);
         return kLeastOfNothing;
     }
 

@@ -57,9 +57,9 @@ struct NormKernel {
     void (*close)(OpenLine &line);
 };
 
-/** dst[i * stride_dst] = src[i * stride_src] for i < n; strides in elements. stream: past the caches, where there is a way to; then
+/** dst = src for i < rows, j < cols: elements that are anywhere on either side. stream: past the caches, where there is a way to; then
  *  comes finish_streams(). */
-using CopyRow = void (*)(void *dst, int64_t stride_dst, const void *src, int64_t stride_src, int64_t n, bool stream);
+using CopyElements = void (*)(TileOperand dst, TileOperand src, int64_t rows, int64_t cols, bool stream);
 
 /** Rows of n > 0 bytes, each side's so many bytes apart. The two sides are the same memory, or have none in common. */
 using CopyRows = void (*)(void *dst, int64_t dst_row, const void *src, int64_t src_row, int64_t n, int64_t rows);
@@ -78,9 +78,9 @@ struct LineOffsets {
 using TransposeTile = void (*)(void *dst, LineOffsets dst_rows, const void *src, LineOffsets src_cols, int64_t rows,
                                int64_t cols, bool stream);
 
-/** Copies n bytes past the caches. After kernels that write there comes finish_streams(). A cache line that dst begins in may be
- *  filled up with what lies before `before`, unless that is null; one that dst ends in left alone, unless this is the `last` row
- *  that writes there. */
+/** Copies n bytes past the caches. After kernels that write there comes finish_streams(). Where stream_joins, a cache line that dst
+ *  begins in is filled up with what lies before `before`, unless that is null; one that dst ends in left alone, unless this is the
+ *  `last` row that writes there. */
 using StreamRow = void (*)(void *dst, const void *src, int64_t n, const void *before, bool last);
 
 /** Memory that is wanted soon, in runs of equal length. A product fetches it into the second-level cache, so many bytes whenever it
@@ -259,11 +259,12 @@ struct KernelTable {
                             [kDtypeCount]; // c past the caches; c is not a or b, and aligned to its elements
     BinaryTile binary_tile[kBinaryOpCount][kDtypeCount];
     NormKernel add_rms_norm[kDtypeCount][kDtypeCount]; // by dtype of the tensors and of the weight
-    CopyRow copy[5];                                   // by log2 of the element size
+    CopyElements copy[5]; // by log2 of the element size
     CopyRows copy_rows;
     ReverseRows reverse_rows[4]; // by log2 of the element size
     TransposeTile transpose[5];
     StreamRow stream_row;
+    bool stream_joins;
     GemmKernel gemm[kDtypeCount];
     /** By exactness, products of BF16 whose units are the elements of A and B, pairs that lie in memory as such, the last of a row
      *  perhaps but one of BF16; C is of BF16. Of kernels only rows[kFast]; where there are none, in_place_rows is 0. */

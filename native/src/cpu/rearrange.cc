@@ -25,13 +25,33 @@ bool streams(const InfiniProblem &problem) {
  *  no difference, and x is read in its own. Rows of y that follow one another, `joined`, share cache lines; each is written whole by
  *  the row that ends it, with what it reads of the other: to write parts of lines takes several times as long. */
 struct RowCopy final : CpuPlan {
-    static constexpr int64_t kShort = 512; // bytes of a row: longer ones are copied as fast by what is called for each
+    static constexpr int64_t kShort = 4096; // bytes of a row: longer ones are copied as fast by what is called for each
 
-    explicit RowCopy(const InfiniProblem &problem)
-        : stream(streams_rows(problem, 1)), loop(stream ? in_order_of_x(problem).operands : problem.operands),
-          size(kDtypes[problem.operands[kY].dtype].size), kernel(kernels().copy[log2_of(size)]),
-          stream_elements(loop.step[kX] != 1 && streams_rows(problem, loop.step[kX])) {
-        if (stream) find_joined();
+    RowCopy(const InfiniProblem &problem, bool streams)
+        : stream(streams), loop(stream ? in_order_of_x(problem).operands : problem.operands),
+          size(kDtypes[problem.operands[kY].dtype].size),
+          stream_elements(loop.step[kX] != 1 && loop.step[kX] != 0 && streams_rows(problem, loop.step[kX])) {
+        if (stream && kernels().stream_joins) find_joined();
+    }
+    static std::unique_ptr<RowCopy> of(const InfiniProblem &problem) {
+        if (streams_rows(problem, 1)) {
+            auto streaming = std::make_unique<RowCopy>(problem, true);
+            if (streaming->ends_pay() || streaming->may_write_whole_parts()) return streaming;
+        }
+        return std::make_unique<RowCopy>(problem, false);
+    }
+
+    /** Are rows so long that parts of lines at their ends cost less than streaming brings, or joined there? Measured. */
+    bool ends_pay() const {
+        constexpr int64_t kLong = 2048;
+        return loop.n * size >= kLong || joined_rows > 1;
+    }
+    /** Else they have to begin and end at halves of lines, two of which are put together. */
+    static constexpr int64_t kPart = kLine / 2;
+    bool may_write_whole_parts() const {
+        int64_t any = loop.offset[kY] | loop.n * size;
+        for (int d = 0; d < loop.ndim; ++d) any |= loop.stride[kY][d];
+        return any % kPart == 0;
     }
 
     /** The dimension along which rows of y follow one another, if the strides of the others tell where along it a row is. */
@@ -77,42 +97,50 @@ struct RowCopy final : CpuPlan {
 
     void run(const InfiniCall &call) const override {
         char *const y = static_cast<char *>(call.operands[kY]);
-        const char *const x = static_cast<const char *>(call.operands[kX]);
+        char *const x = static_cast<char *>(call.operands[kX]);
         const bool contiguous = loop.n == 1 || (loop.step[kY] == 1 && loop.step[kX] == 1);
-        const StreamRow stream_row = kernels().stream_row;
         const int64_t bytes = loop.n * size;
         const bool lines = bytes % kLine == 0 && reinterpret_cast<intptr_t>(y + loop.offset[kY]) % kLine == 0;
         const bool joined = joined_rows > 1 && !lines;
         const int64_t grain = joined ? loop.n : std::max<int64_t>(kLine / size, 1);
-        if (contiguous && !stream && bytes <= kShort) {
+        const bool past = stream && (ends_pay() || reinterpret_cast<uintptr_t>(y) % kPart == 0); // the caches
+        if (!past && (!contiguous || bytes <= kShort)) {
             const CopyRows copy_rows = kernels().copy_rows;
-            return loop.parallel_pieces(grain, [&](int64_t begin, int64_t end) {
+            const CopyElements copy_elements = kernels().copy[log2_of(size)];
+            loop.parallel_pieces(grain, [&](int64_t begin, int64_t end) {
                 loop.walk_blocks(begin, end, [&](const int64_t *at, int64_t first, int64_t n, int64_t rows) {
-                    copy_rows(y + at[kY] + first * size, loop.row_stride(kY), x + at[kX] + first * size,
-                              loop.row_stride(kX), n * size, rows);
+                    const auto operand = [&](int i, char *p) {
+                        return TileOperand{p + at[i] + first * loop.step[i] * size, loop.row_stride(i) / size,
+                                           loop.step[i]};
+                    };
+                    const TileOperand to = operand(kY, y), from = operand(kX, x);
+                    if (contiguous)
+                        copy_rows(to.p, to.row * size, from.p, from.row * size, n * size, rows);
+                    else
+                        copy_elements(to, from, rows, n, stream_elements);
                 });
             });
+            if (stream_elements) finish_streams();
+            return;
         }
+        const StreamRow stream_row = kernels().stream_row;
         loop.parallel_walk(grain, [&](const int64_t *at, int64_t first, int64_t n) {
-            char *to = y + at[kY] + first * loop.step[kY] * size;
-            const char *from = x + at[kX] + first * loop.step[kX] * size;
+            char *to = y + at[kY] + first * size;
+            const char *from = x + at[kX] + first * size;
             if (joined) {
                 const int64_t row = (at[kY] - loop.offset[kY]) % joined_apart / bytes;
                 stream_row(to, from, bytes, row > 0 ? from - x_of_next + bytes : nullptr, row == joined_rows - 1);
-            } else if (stream)
+            } else if (past)
                 stream_row(to, from, n * size, nullptr, true);
-            else if (contiguous)
-                copy_bytes(to, from, static_cast<size_t>(n * size));
             else
-                kernel(to, loop.step[kY], from, loop.step[kX], n, stream_elements);
+                copy_bytes(to, from, static_cast<size_t>(n * size));
         });
-        if (stream || stream_elements) finish_streams();
+        if (past) finish_streams();
     }
 
     bool stream; // whole rows
     RowLoop<2> loop;
     int64_t size;
-    CopyRow kernel;
     bool stream_elements;    // rows of y from elements of x that are apart
     int64_t joined_rows = 1; // 1: none are
     int64_t joined_apart = INT64_MAX;
@@ -255,7 +283,7 @@ std::unique_ptr<CpuPlan> plan_rearrange(const InfiniProblem &given, size_t *) {
     if (find_tiles(upwards.operands[kY], upwards.operands[kX], rows, cols))
         return std::make_unique<TileCopy>(upwards, rows, cols);
     if (auto reversal = std::make_unique<RowReversal>(problem); reversal->applies()) return reversal;
-    return std::make_unique<RowCopy>(problem);
+    return RowCopy::of(problem);
 }
 
 } // namespace infini

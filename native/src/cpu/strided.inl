@@ -137,7 +137,7 @@ INFINI_CALLED void copy_strided(TileOperand to, TileOperand from, int64_t rows, 
     const Bits *src = static_cast<const Bits *>(from.p);
     for (; rows > 0; --rows, dst += to.row, src += from.row) {
         if (to.col == 1 && gather_near<sizeof(VF) / kSize>(dst, src, from.col, n)) continue;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int64_t i = 0; i < n; ++i) dst[i * to.col] = src[i * from.col];
     }
 }
