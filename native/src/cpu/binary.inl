@@ -315,8 +315,13 @@ INFINI_CALLED void binary_far(TileOperand c, TileOperand a, TileOperand b, int64
     }
 }
 
-/** Rows shorter than a vector, of which an operand is not contiguous: as many as there is room for are brought together, element by
- *  element down the columns, and are one row. */
+template <class T>
+constexpr CopyElements kCopyOf = sizeof(T) == 1   ? copy_elements<uint8_t>
+                                 : sizeof(T) == 2 ? copy_elements<uint16_t>
+                                 : sizeof(T) == 4 ? copy_elements<uint32_t>
+                                                  : copy_elements<uint64_t>;
+
+/** Rows shorter than a vector: as many as there is room for are brought together, and are one row. */
 template <class Op, class T>
 INFINI_CALLED void binary_short(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t n) {
     constexpr int64_t kRoom = kBuffered<T>;
@@ -325,11 +330,18 @@ INFINI_CALLED void binary_short(TileOperand c, TileOperand a, TileOperand b, int
     for (int64_t i = 0, n_rows; i < rows; i += n_rows) {
         n_rows = rows - i < most ? rows - i : most;
         const auto dense = [&](const TileOperand &x) { return x.col == 1 && x.row == n; };
-        const auto columns = [&](const TileOperand &x) { return TileOperand{part<T>(x, i, 0).p, x.col, x.row}; };
+        const auto copy = [&](const TileOperand &to, const TileOperand &from) {
+            const int64_t size = sizeof(T);
+            if (to.col == 1 && from.col == 1)
+                copy_rows(to.p, to.row * size, from.p, from.row * size, n * size, n_rows);
+            else
+                kCopyOf<T>(to, from, n_rows, n, false);
+        };
         const auto bring = [&](const TileOperand &x, T *buffer) {
             if (dense(x)) return part<T>(x, i, 0);
-            copy_strided<sizeof(T)>({buffer, 1, n}, columns(x), n, n_rows);
-            return TileOperand{buffer, n, 1};
+            const TileOperand together{buffer, n, 1};
+            copy(together, part<T>(x, i, 0));
+            return together;
         };
         const TileOperand result = dense(c) ? part<T>(c, i, 0) : TileOperand{buffer_c, n, 1};
         const TileOperand x = bring(a, buffer_a), y = bring(b, buffer_b);
@@ -337,18 +349,14 @@ INFINI_CALLED void binary_short(TileOperand c, TileOperand a, TileOperand b, int
             binary_near<typename Op::Exchanged, T, false>(result, y, x, 1, n_rows * n);
         else
             binary_near<Op, T, false>(result, x, y, 1, n_rows * n);
-        if (!dense(c)) copy_strided<sizeof(T)>(columns(c), {buffer_c, 1, n}, n, n_rows);
+        if (!dense(c)) copy(part<T>(c, i, 0), result);
     }
 }
 
 template <class Op, class T, bool Stream>
 void binary_rows(TileOperand c, TileOperand a, TileOperand b, int64_t rows, int64_t n) {
-    constexpr int64_t kShort = 12, kMany = 8;
-    // Of a few halves most of the time goes to what is converted beside them; other types have fast ways for some strides.
-    const auto fast = [&](const TileOperand &x) {
-        return x.col == 1 ? kParts<T> == 1 || x.row == n : kParts<T> == 1 && x.col == 0;
-    };
-    if (n > 0 && n <= kShort && n < Block<T>::N && rows >= kMany && !(fast(c) && fast(a) && fast(b)))
+    constexpr int64_t kMany = 8;
+    if (n > 0 && n < Block<T>::N && rows >= kMany)
         binary_short<Op, T>(c, a, b, rows, n);
     else if (c.col == 1 && joined<T>(a.col, b.col))
         binary_near<Op, T, Stream>(c, a, b, rows, n);

@@ -12,7 +12,7 @@ INFINI_INLINE void write(T *p, T x) {
     __builtin_memcpy(p, &x, sizeof x);
 }
 
-/** One element n times, in vectors that are a multiple of it; the last may overlap the one before it. */
+/** One element n times, 16 bytes or more, in vectors; the last may overlap the one before it. */
 template <class T>
 INFINI_INLINE void fill_line(T *dst, T x, int64_t n) {
 #if defined(__SSE2__)
@@ -24,12 +24,13 @@ INFINI_INLINE void fill_line(T *dst, T x, int64_t n) {
         typedef T Line __attribute__((vector_size(sizeof(Wide))));
         typedef T Lane __attribute__((vector_size(16)));
         if (n >= static_cast<int64_t>(sizeof(Line) / sizeof(T))) return pieces(Line{} + x);
-        if (n >= static_cast<int64_t>(sizeof(Lane) / sizeof(T))) return pieces(Lane{} + x);
+        pieces(Lane{} + x);
     } else {
-        return pieces(load_bytes<__m128i>(&x));
+        pieces(load_bytes<__m128i>(&x));
     }
-#endif
+#else
     for (int64_t i = 0; i < n; ++i) write(dst + i, x);
+#endif
 }
 
 /** Any steps on either side. */
@@ -54,13 +55,14 @@ INFINI_INLINE void copy_rows_of(TileOperand dst, TileOperand src, int64_t rows, 
 
 template <class T>
 void copy_elements(TileOperand dst, TileOperand src, int64_t rows, int64_t cols, bool stream) {
-    if (dst.col == 1 && src.col == 0) {
+    constexpr int64_t kLane = 16; // bytes: of fewer there is no vector
+    if (dst.col == 1 && src.col == 0 && cols * static_cast<int64_t>(sizeof(T)) >= kLane) {
         for (int64_t i = 0; i < rows; ++i)
             fill_line(static_cast<T *>(dst.p) + i * dst.row, read(static_cast<const T *>(src.p) + i * src.row), cols);
         return;
     }
     // A row takes longer than a few elements do: these down the columns, of as many rows as stay near.
-    constexpr int64_t kFew = 8, kRows = 64;
+    constexpr int64_t kFew = 8, kRows = 128;
     const bool down = cols <= kFew && rows > cols;
     for (int64_t i = 0, n; i < rows; i += n) {
         n = down && rows - i > kRows ? kRows : rows - i;
