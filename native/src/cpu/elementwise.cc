@@ -20,11 +20,12 @@ struct BinaryKernel {
         if (unit && worth_streaming(static_cast<double>(element_count(c) * size), stream_share))
             stream = kernels().binary_stream[op][c.dtype];
     }
-    /** Of rows one by one: short ones that share lines with others, which are written in parts then, take up to 13 times as long
-     *  as by way of the caches, 2 times if they have 1000 bytes, as long if 2000; but for halves of lines, which are put together. */
-    void need_whole_rows(const InfiniOperand &c) {
-        constexpr int64_t kLong = 1536, kPart = kLine / 2;
-        if (stream == nullptr || c.shape[c.ndim - 1] * size >= kLong) return;
+    /** Rows of fewer bytes are streamed only if no two share a line, which is written in parts then: as measured, one of 168 bytes
+     *  takes 13 times as long as by way of the caches, one of 1000 bytes 2 times, one of 2000 as long. But two halves of a line are
+     *  put together. */
+    void need_whole_lines(const InfiniOperand &c, int64_t bytes) {
+        constexpr int64_t kPart = kLine / 2;
+        if (stream == nullptr || c.shape[c.ndim - 1] * size >= bytes) return;
         int64_t any = c.offset | c.shape[c.ndim - 1];
         for (int d = 0; d + 1 < c.ndim; ++d) any |= c.stride[d];
         if (any * size % kPart == 0)
@@ -49,7 +50,7 @@ struct BinaryKernel {
 struct BinaryPlan final : CpuPlan {
     BinaryPlan(const InfiniProblem &problem, BinaryOp op)
         : loop(problem.operands), kernel(problem, op, kStreamResults) {
-        kernel.need_whole_rows(problem.operands[kC]);
+        kernel.need_whole_lines(problem.operands[kC], 1536);
     }
 
     void run(const InfiniCall &call) const override {
@@ -80,6 +81,7 @@ struct BinaryTilePlan final : CpuPlan {
     BinaryTilePlan(const InfiniProblem &problem, BinaryOp op, int across_dim)
         : outer(loops_without<3>(problem.operands, 1u << across_dim | 1u << (problem.operands[kC].ndim - 1))),
           kernel(problem, op, kStreamCopies), tile(kernels().binary_tile[op][problem.operands[kC].dtype]) {
+        kernel.need_whole_lines(problem.operands[kC], 256); // longer ones pass through a buffer, whose lines are whole
         const int last = problem.operands[kC].ndim - 1;
         rows = problem.operands[kC].shape[across_dim];
         cols = problem.operands[kC].shape[last];
