@@ -215,6 +215,7 @@ ATTENTION = (
     ((16, 197, 197, 64), CONTIGUOUS),
 )
 NARROW = ((64, 3072, 16), (134, 3216, 68))
+SHORT_ROWS = ((13824, 6), (20000, 16), (400000, 50))  # less than a vector, a few of them, and past the caches
 TINY = (16, 32, 64)
 IN_CACHE, IN_MEMORY = (1000, 1000), (8000, 8000)  # 1e6 and 64e6 elements
 
@@ -255,6 +256,9 @@ def _elementwise() -> Iterator[Case]:
                 if op == "add" or not streams:
                     for layout in _LAYOUTS:
                         yield replace(layout(op, dtype, shape), streams=streams)
+    for dtype in (DType.F32, DType.F16):
+        for shape in SHORT_ROWS:
+            yield replace(broadcast_row("add", dtype, shape), streams=shape == SHORT_ROWS[-1])
 
 
 def _norms() -> Iterator[Case]:

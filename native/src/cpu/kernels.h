@@ -259,7 +259,7 @@ struct KernelTable {
                             [kDtypeCount]; // c past the caches; c is not a or b, and aligned to its elements
     BinaryTile binary_tile[kBinaryOpCount][kDtypeCount];
     NormKernel add_rms_norm[kDtypeCount][kDtypeCount]; // by dtype of the tensors and of the weight
-    CopyElements copy[5]; // by log2 of the element size
+    CopyElements copy[5];                              // by log2 of the element size
     CopyRows copy_rows;
     ReverseRows reverse_rows[4]; // by log2 of the element size
     TransposeTile transpose[5];
