@@ -315,6 +315,7 @@ INFINI_CALLED void binary_far(TileOperand c, TileOperand a, TileOperand b, int64
     }
 }
 
+/** Which bits move is all that matters to a copy: one for all types of a size. */
 template <class T>
 constexpr CopyElements kCopyOf = sizeof(T) == 1   ? copy_elements<uint8_t>
                                  : sizeof(T) == 2 ? copy_elements<uint16_t>

@@ -35,7 +35,7 @@ INFINI_INLINE void fill_line(T *dst, T x, int64_t n) {
 
 /** Any steps on either side. */
 template <class T>
-INFINI_INLINE void copy_rows_of(TileOperand dst, TileOperand src, int64_t rows, int64_t cols,
+INFINI_INLINE void copy_stepped(TileOperand dst, TileOperand src, int64_t rows, int64_t cols,
                                 [[maybe_unused]] bool stream) {
     if constexpr (sizeof(T) <= 8) {
         constexpr int64_t kLanes = sizeof(VF) / sizeof(T);
@@ -70,7 +70,7 @@ void copy_elements(TileOperand dst, TileOperand src, int64_t rows, int64_t cols,
             T *const p = static_cast<T *>(x.p) + i * x.row;
             return down ? TileOperand{p, x.col, x.row} : TileOperand{p, x.row, x.col};
         };
-        copy_rows_of<T>(part(dst), part(src), down ? cols : n, down ? n : cols, stream && !down);
+        copy_stepped<T>(part(dst), part(src), down ? cols : n, down ? n : cols, stream && !down);
     }
 }
 

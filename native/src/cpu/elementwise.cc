@@ -21,15 +21,11 @@ struct BinaryKernel {
             stream = kernels().binary_stream[op][c.dtype];
     }
     /** Rows of fewer bytes are streamed only if no two share a line, which is written in parts then: as measured, one of 168 bytes
-     *  takes 13 times as long as by way of the caches, one of 1000 bytes 2 times, one of 2000 as long. But two halves of a line are
-     *  put together. */
+     *  takes 13 times as long as by way of the caches, one of 1000 bytes 2 times, one of 2000 as long. */
     void need_whole_lines(const InfiniOperand &c, int64_t bytes) {
-        constexpr int64_t kPart = kLine / 2;
         if (stream == nullptr || c.shape[c.ndim - 1] * size >= bytes) return;
-        int64_t any = c.offset | c.shape[c.ndim - 1];
-        for (int d = 0; d + 1 < c.ndim; ++d) any |= c.stride[d];
-        if (any * size % kPart == 0)
-            align = kPart;
+        if (in_stream_parts(c))
+            align = kStreamPart;
         else
             stream = nullptr;
     }

@@ -36,7 +36,7 @@ struct RowCopy final : CpuPlan {
     static std::unique_ptr<RowCopy> of(const InfiniProblem &problem) {
         if (streams_rows(problem, 1)) {
             auto streaming = std::make_unique<RowCopy>(problem, true);
-            if (streaming->ends_pay() || streaming->may_write_whole_parts()) return streaming;
+            if (streaming->ends_pay() || in_stream_parts(problem.operands[kY])) return streaming;
         }
         return std::make_unique<RowCopy>(problem, false);
     }
@@ -45,13 +45,6 @@ struct RowCopy final : CpuPlan {
     bool ends_pay() const {
         constexpr int64_t kLong = 2048;
         return loop.n * size >= kLong || joined_rows > 1;
-    }
-    /** Else they have to begin and end at halves of lines, two of which are put together. */
-    static constexpr int64_t kPart = kLine / 2;
-    bool may_write_whole_parts() const {
-        int64_t any = loop.offset[kY] | loop.n * size;
-        for (int d = 0; d < loop.ndim; ++d) any |= loop.stride[kY][d];
-        return any % kPart == 0;
     }
 
     /** The dimension along which rows of y follow one another, if the strides of the others tell where along it a row is. */
@@ -103,7 +96,7 @@ struct RowCopy final : CpuPlan {
         const bool lines = bytes % kLine == 0 && reinterpret_cast<intptr_t>(y + loop.offset[kY]) % kLine == 0;
         const bool joined = joined_rows > 1 && !lines;
         const int64_t grain = joined ? loop.n : std::max<int64_t>(kLine / size, 1);
-        const bool past = stream && (ends_pay() || reinterpret_cast<uintptr_t>(y) % kPart == 0); // the caches
+        const bool past = stream && (ends_pay() || reinterpret_cast<uintptr_t>(y) % kStreamPart == 0); // the caches
         if (!past && (!contiguous || bytes <= kShort)) {
             const CopyRows copy_rows = kernels().copy_rows;
             const CopyElements copy_elements = kernels().copy[log2_of(size)];

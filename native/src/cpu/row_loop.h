@@ -4,6 +4,7 @@
 
 #include "core/dtype.h"
 #include "core/layout.h"
+#include "cpu/caches.h"
 #include "cpu/thread_pool.h"
 
 namespace infini {
@@ -13,6 +14,16 @@ constexpr double kBytesPerThread = 256 * 1024, kBytesToWake = 3 << 20;
 
 inline int worth_threads(double bytes) {
     return static_cast<int>(std::clamp(bytes / kBytesPerThread, 1.0, static_cast<double>(num_threads())));
+}
+
+/** Past the caches, parts of a line that two rows write apart take several times as long as its halves, which are put together. */
+constexpr int64_t kStreamPart = kLine / 2;
+/** Do rows of x begin and end at such parts, if it does? */
+inline bool in_stream_parts(const InfiniOperand &x) {
+    const int last = x.ndim - 1;
+    int64_t any = x.offset | x.shape[last];
+    for (int d = 0; d < last; ++d) any |= x.stride[d];
+    return any * kDtypes[x.dtype].size % kStreamPart == 0;
 }
 
 /** The loops of a problem: `ndim` outer ones around rows of `n` elements. Strides in bytes, of up to N operands. */
