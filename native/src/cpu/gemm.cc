@@ -33,7 +33,8 @@ constexpr double kFlopsToWake = 1 << 24;    // or was awake to begin
 constexpr double kTilesPace = 8;            // so many times as much is done in tiles in that time
 constexpr double kFlopsOfLoad = 8;          // that take as long as an element of B to come from the second-level cache
 constexpr double kItemsFlops = 1 << 19;     // of items that a thread takes at a time: where that is often, threads wait
-constexpr double kFetchItemFlops = 2 * 48 * 48 * 48; // for less, fetching the next item costs more than it saves
+constexpr double kFetchItemFlops = 2 * 48 * 48 * 48; // for less, fetching the next item costs more than it saves,
+constexpr int64_t kReadRows = 16, kReadRowsHalves = 4; // or for so few rows of A: rows of B are read in their own order
 
 /** How many threads so much work is worth, whatever their number is when it is run. */
 int worth_threads(double flops) {
@@ -74,7 +75,8 @@ struct GemmPlan final : CpuPlan {
         };
         const double all = static_cast<double>(g.batch) * (bytes(g.m, g.k) + bytes(g.k, g.n) + bytes(g.m, g.n));
         const double cache = static_cast<double>(second_level_cache()), item = all / static_cast<double>(g.batch);
-        fetches_items = g.flops() >= kFetchItemFlops && all > cache / 2 * slots && item <= cache * 3 / 4;
+        const bool reads = g.b.col == 1 && g.m <= (g.converts() ? kReadRowsHalves : kReadRows);
+        fetches_items = !reads && g.flops() >= kFetchItemFlops && all > cache / 2 * slots && item <= cache * 3 / 4;
     }
 
     void run(const InfiniCall &call) const override {

@@ -142,8 +142,14 @@ struct InPlace final : Way {
         return g.kernel.has_small_l2 && g.k > g.block_k &&
                (g.m > kInPlaceFewRowsSmallL2 || g.b.row * g.size % kInPlaceCrowdedEvery == 0);
     }
+    /** And of the items of a batch together, each of which is long enough to be streamed? Not of pairs, which were not measured. */
+    static bool far_items(const Gemm &g) {
+        constexpr int64_t kLongItem = 128 * 1024; // bytes
+        return g.kernel.unit_k == 1 && g.batch > 1 && g.b_exceeds(second_level_cache()) &&
+               g.n >= kLongItem / g.size / g.k;
+    }
     static bool holds(const Gemm &g) {
-        if (g.m > kHeldRows || g.kernel.streams[kFast][g.m] == nullptr || !far_b(g)) return false;
+        if (g.m > kHeldRows || g.kernel.streams[kFast][g.m] == nullptr || !(far_b(g) || far_items(g))) return false;
         if (!g.kernel.has_small_l2 && g.m > kHeldUnits * g.kernel.unit_k)
             return is_zen5() && g.n >= kHeldLeastRow / g.size;
         return crowded(g) || g.m <= kHeldRowsUncrowded;
