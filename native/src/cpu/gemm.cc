@@ -33,7 +33,7 @@ constexpr double kFlopsToWake = 1 << 24;    // or was awake to begin
 constexpr double kTilesPace = 8;            // so many times as much is done in tiles in that time
 constexpr double kFlopsOfLoad = 8;          // that take as long as an element of B to come from the second-level cache
 constexpr double kItemsFlops = 1 << 19;     // of items that a thread takes at a time: where that is often, threads wait
-constexpr double kFetchItemFlops = 2 * 48 * 48 * 48; // for less, fetching the next item costs more than it saves,
+constexpr double kFetchItemFlops = 2 * 48 * 48 * 48;   // for less, fetching the next item costs more than it saves,
 constexpr int64_t kReadRows = 16, kReadRowsHalves = 4; // or for so few rows of A: rows of B are read in their own order
 
 /** How many threads so much work is worth, whatever their number is when it is run. */

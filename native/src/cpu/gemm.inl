@@ -151,6 +151,13 @@ void gemm_store(void *c_, int64_t row_stride, int64_t col_stride, const void *su
     T *c = static_cast<T *>(c_);
     const Acc alpha = alpha_, beta = beta_;
     const V alphas = broadcast(alpha), betas = broadcast(beta);
+    if constexpr (kStoresTwo<T>)
+        if (n == 2 * N && col_stride == 1 && beta == 0) { // a whole panel
+            const Acc *sums = static_cast<const Acc *>(sums_);
+            for (int64_t i = 0; i < m; ++i, c += row_stride, sums += ld)
+                store_two(c, alphas * load(sums), alphas * load(sums + N));
+            return;
+        }
     for (int64_t i = 0; i < m; ++i) {
         const Acc *sums = static_cast<const Acc *>(sums_) + i * ld;
         T *row = c + i * row_stride;

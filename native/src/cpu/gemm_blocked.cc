@@ -38,7 +38,7 @@ struct Blocked final : Way {
         const int64_t most = dots ? 1 : std::max<int64_t>(fit / kTaskRows, 1);
         deep = ceil_div(k_blocks(), ceil_div(k_blocks(), most)) * block_k;
         const int64_t depth = units(std::min(k, deep));
-        bytes_a = acc_bytes(std::min(block_p, task_panels) * mr * depth) + panels_together() * tile_bytes();
+        bytes_a = acc_bytes(std::min(block_p, task_panels) * mr * depth) + tiles_together() * tile_bytes();
         bytes_b = block_n / nr * panel_b(depth);
         // They wait here for the next K blocks.
         bytes_sums = k_steps() > 1 ? block_p * ceil_div(block_n, nr) * tile_bytes() : 0;
@@ -144,6 +144,8 @@ struct Blocked final : Way {
 
     /** Of those, so many are multiplied with a K block of a panel of B before the next one is. */
     int64_t panels_together() const { return kernel.in_tiles || dots ? task_panels : 1; }
+    /** Their sums; in tiles those of a panel alone by turns. */
+    int64_t tiles_together() const { return std::max<int64_t>(panels_together(), kernel.in_tiles ? 2 : 1); }
     Tasks tasks_of(const Block &block, int threads) const {
         constexpr int64_t kMany = 8; // for a thread: of fewer, all threads have as many
         const int64_t groups = groups_of(block, threads);
@@ -186,7 +188,7 @@ struct Blocked final : Way {
                       p1 = block.p0 + block.panels * (part + 1) / tasks.parts;
         const auto [j0, j1] = panels_of(block, group * tasks.cols + t % tasks.cols, tasks.groups * tasks.cols);
         const int64_t group_end = panels_of(block, group, tasks.groups).j1;
-        char *const tiles = scratch, *const packed = scratch + panels_together() * tile_bytes();
+        char *const tiles = scratch, *const packed = scratch + tiles_together() * tile_bytes();
         if (rows.part != part) {
             rows.part = part;
             rows.least = pack_a(packed, r.a, p0, p1, block.k0, block.k);
@@ -195,6 +197,7 @@ struct Blocked final : Way {
         const int least_a = kernel.in_tiles ? least_of_all.exponent() : rows.least;
         const GemmMultiply *const multiply = kernel.multiply[may_flush(least_a, least_b) ? kExact : kFast];
         const Multiplies begun(*this);
+        LateStore late(*this, r.alpha, r.beta);
         for (int64_t j = j0; j < j1; ++j) {
             GemmFetch fetch = fetch_next(block, r, panels_b, j + 1, group_end, p0, p1);
             const int64_t cols = std::min(nr, block.n - j * nr);
@@ -203,12 +206,14 @@ struct Blocked final : Way {
                 for (int64_t i = 0, parts = this->parts(block.k); i < parts; ++i)
                     for (int64_t p = first_p; p < end; ++p) {
                         const auto [unit, many] = part_of(block.k, i);
-                        char *const tile = tiles + (p - first_p) * tile_bytes();
+                        const int64_t turn = kernel.in_tiles && end - first_p == 1 ? j % 2 : 0;
+                        char *const tile = tiles + (p - first_p + turn) * tile_bytes();
                         char *const waiting = sums + ((p - block.p0) * panels_n + j) * tile_bytes();
                         const int64_t rows_p = height(p);
                         const bool begins = i == 0, ends = i + 1 == parts;
                         const char *const panel_a = packed + bytes_before(p, depth) - bytes_before(p0, depth);
                         const char *const panel = panels_b + j * panel_b(depth);
+                        late.make_room(tile);
                         if (begins && last) fetch_c(r.c, row_of(p), block.n0 + j * nr, rows_p, cols);
                         multiply[rows_p](many, panel_a + rows_p * unit * kernel.acc_size,
                                          panel + nr * unit * kernel.acc_size,
@@ -216,12 +221,11 @@ struct Blocked final : Way {
                                          : first ? nullptr
                                                  : waiting,
                                          ends && !last ? waiting : tile, fetch.left == 0 ? nullptr : &fetch);
-                        if (ends && last)
-                            kernel.store(at_c(r.c, row_of(p), block.n0 + j * nr), c.row, c.col, tile, nr, rows_p, cols,
-                                         r.alpha, r.beta);
+                        if (ends && last) late.put(at_c(r.c, row_of(p), block.n0 + j * nr), tile, rows_p, cols);
                     }
             }
         }
+        late.store();
         if (last)
             finish(r.c, r.d, row_of(p0), block.n0 + j0 * nr, row_of(p1) - row_of(p0),
                    std::min(j1 * nr, block.n) - j0 * nr);

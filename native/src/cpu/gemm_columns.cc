@@ -69,8 +69,11 @@ struct Columns final : WholeA {
         bytes_b = panel_b(units(std::min(k, block_k))) * (packs_rows ? 1 : task_n / nr * (ahead ? 2 : 1));
         // They wait here for the next K block; those of the last one are stored at once.
         const int64_t panels_b = task_n / nr + (by_lines ? ceil_div(kLine / size, nr) : 0);
-        bytes_sums = tile_bytes() * (k_blocks() > 1 || dots ? ceil_div(panels_m, tasks_m) * panels_b : 1);
+        bytes_sums =
+            tile_bytes() * (k_blocks() > 1 || dots ? ceil_div(panels_m, tasks_m) * panels_b : tiles_by_turns());
     }
+    /** Of sums that are stored at once, or in tiles after the next product. */
+    int64_t tiles_by_turns() const { return kernel.in_tiles ? 2 : 1; }
     /** Shares of A's panels, each of which packs B for itself: as many as leave the thread that has most of them the least to do. */
     int64_t row_shares(int threads) const {
         constexpr int64_t kPackRows = 10; // of A, whose products take as long as packing B
@@ -190,6 +193,7 @@ struct Columns final : WholeA {
         pack(t, now, runs(t.n, now.k));
         int least_b = kLeastOfNothing;
         const Multiplies begun(*this);
+        LateStore late(*this, r.alpha, r.beta);
         for (int64_t k0 = 0; k0 < k; k0 += block_k) {
             const bool last = k0 + block_k >= k;
             // What is asked for of the next block during one product is there, and packed, after the one that follows.
@@ -209,21 +213,26 @@ struct Columns final : WholeA {
                     for (int64_t p = t.p0; p < t.p1; ++p) {
                         if (ends) fetch_c(r, t, p, j);
                         const int64_t asked_for = ahead ? runs(t.n, next.k) - fetch.left : 0;
+                        late.make_room(tile);
                         multiply[height(p)](
                             many, block_a(r, k0) + bytes_before(p, depth) + unit * height(p) * kernel.acc_size,
                             panel + unit * nr * kernel.acc_size, k0 > 0 || i > 0 ? tile : nullptr, tile,
                             ahead ? &fetch : nullptr);
                         if (ends)
-                            store(r, t, p, j, tile);
+                            late.put(at_c(r.c, row_of(p), t.j0 + j), tile, height(p), t.panel(j, nr));
                         else
                             pack(t, next, asked_for);
-                        if (k_blocks() > 1 || parts > 1) tile += tile_bytes();
+                        if (k_blocks() > 1 || parts > 1)
+                            tile += tile_bytes();
+                        else if (kernel.in_tiles)
+                            tile = tile == sums ? sums + tile_bytes() : sums;
                     }
                 }
             }
             if (!last) pack(t, next, runs(t.n, next.k));
             now = next;
         }
+        late.store();
     }
 };
 

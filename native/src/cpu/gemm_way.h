@@ -364,6 +364,33 @@ private:
     void (*end_)();
 };
 
+/** Sums that go to C: where they are in tiles, once the next product has begun, for whoever reads them waits until it is done. */
+struct LateStore {
+    LateStore(const Gemm &gemm, float alpha_, float beta_) : g(gemm), alpha(alpha_), beta(beta_) {}
+
+    /** Before a product that leaves its sums there. */
+    void make_room(const char *where) {
+        if (where == sums) store();
+    }
+    /** After one that has: rows and columns of the tile. */
+    void put(char *to, const char *from, int64_t its_rows, int64_t its_cols) {
+        store();
+        c = to, sums = from, rows = its_rows, cols = its_cols;
+        if (!g.kernel.in_tiles) store();
+    }
+    void store() {
+        if (sums != nullptr) g.kernel.store(c, g.c.row, g.c.col, sums, g.nr, rows, cols, alpha, beta);
+        sums = nullptr;
+    }
+
+private:
+    const Gemm &g;
+    const float alpha, beta;
+    char *c = nullptr;
+    const char *sums = nullptr; // null: none wait
+    int64_t rows = 0, cols = 0;
+};
+
 /** One item's operands and what a run may use for it. */
 struct Run {
     char *c;

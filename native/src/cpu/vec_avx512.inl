@@ -76,6 +76,22 @@ INFINI_INLINE void store(bf16 *p, VF x) { // to_bf16 in sixteen lanes
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtepi32_epi16(result));
 }
 
+/** Has T an instruction that converts two vectors to a whole cache line? */
+template <class T>
+constexpr bool kStoresTwo = false;
+#if defined(__AVX512BF16__)
+template <>
+constexpr bool kStoresTwo<bf16> = true;
+INFINI_INLINE void store_two(bf16 *p, VF x, VF y) {
+    const auto converted = (__m512i)_mm512_cvtne2ps_pbh(y.v, x.v);
+    const bool zeros = _mm512_testn_epi16_mask(converted, _mm512_set1_epi16(0x7f80)) != 0;
+    if (__builtin_expect(!zeros, 1) || !(any_subnormal(x) || any_subnormal(y)))
+        return _mm512_storeu_si512(p, converted);
+    store(p, x);
+    store(p + VF::N, y);
+}
+#endif
+
 /* The first n < N lanes, by mask. */
 INFINI_INLINE __mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1u); }
 INFINI_INLINE VF load_n(const float *p, int64_t n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
