@@ -19,7 +19,10 @@ constexpr int64_t kInPlaceStep = 256; // rows of B that are multiplied before th
 constexpr int64_t kInPlaceTaskRows = 96;
 constexpr int64_t kInPlaceFarRows =
     16 * 1024;                            // bytes between rows of B: with each in pages of its own, packing pays from
-constexpr int64_t kInPlaceManyRows = 512; // so many rows of A on
+constexpr int64_t kInPlaceManyRows = 512; // so many rows of A on, unless K is short
+/* Bytes of a row of C in one task, if K is short: memory, and what is fetched of it before it is written, is faster at long runs.
+ * B's share of the second-level cache. */
+constexpr int64_t kInPlaceRunShortK = 8192, kInPlaceSharesShortK = 8;
 constexpr int64_t kInPlaceFewRows = 32, kInPlaceFewRowsSmallL2 = 20; // of A
 /* M and K of a product that is over before packing has paid; packing while rows of B are multiplied. */
 constexpr int64_t kInPlaceShort = 128, kInPlaceShortOfRows = 64;
@@ -102,10 +105,10 @@ struct InPlace final : Way {
     int64_t bytes_blocks;           // the sums of each K block, shared
     int64_t bytes_sums, bytes_part; // all sums and those of a K block, a thread
     int64_t bytes_turned;           // sums that are transposed, a thread
-    bool divided;                   // each thread has neighbouring tasks
-    bool at_once;                   // one task and one step, that need no memory
-    bool by_lines;                  // columns are shared out where cache lines of B begin
-    GemmInPlace common{};           // what the kernels are told in every call
+    bool divided;  // each thread has neighbouring tasks: of a short K, for the lines of C that it has written before
+    bool at_once;  // one task and one step, that need no memory
+    bool by_lines; // columns are shared out where cache lines of B begin
+    GemmInPlace common{}; // what the kernels are told in every call
 
     /** The rows of a task, in groups as equal as can be. */
     struct Groups {
@@ -126,8 +129,8 @@ struct InPlace final : Way {
         if (is_zen5() && g.kernel.unit_k > 1 && g.m > kInPlacePairsZen5 && rows_meet(g.b.row * g.size)) return false;
         if (g.m <= few || (g.converts() && std::max(g.m, g.k) <= few_of_short))
             return a_fits(g) && !(far_b(g) && crowded(g));
-        if (far_b(g)) return false;
-        const bool far = std::abs(g.b.row) * g.size >= kInPlaceFarRows && g.m >= kInPlaceManyRows;
+        if (far_b(g) && g.k > kShortK) return false;
+        const bool far = std::abs(g.b.row) * g.size >= kInPlaceFarRows && g.m >= kInPlaceManyRows && g.k > kShortK;
         return !g.converts() && g.reads_a() && !far;
     }
     /** Is there more of B than the second-level cache keeps beside all else? */
@@ -231,6 +234,8 @@ struct InPlace final : Way {
         int64_t run = short_steps && !kernel.has_small_l2                 ? kInPlaceShortRun
                       : m > kInPlaceFewRows || (short_steps && one_group) ? kInPlaceRun
                                                                           : kInPlaceFewRowsRun;
+        if (by_rows && !short_steps && k <= kShortK)
+            run = std::max(run, std::min(kInPlaceRunShortK, second_level_cache() / kInPlaceSharesShortK / k));
         run /= size;
         if (short_steps) run = equal_share(threads, run);
         const bool short_sums = streams && !in_steps && m > kHeldUnits && is_zen5();
@@ -245,11 +250,12 @@ struct InPlace final : Way {
             while (shares_k && k_blocks() * ceil_div(n, run) < kStreamTasks * threads && run * size > kStreamLeastRun)
                 run = ceil_div(run, 2);
         }
-        task_n = std::min(by_rows ? round_up(run, nr)
-                          : gemv  ? std::max(nr, kGemvColumns)
-                          : dots  ? kernel.lanes
-                                  : nr,
-                          round_up(ceil_div(n, shares_k ? 1 : threads), dots ? kernel.lanes : nr));
+        task_n =
+            std::min(by_rows ? round_up(run, nr)
+                     : gemv  ? std::max(nr, kGemvColumns)
+                     : dots  ? kernel.lanes
+                             : nr,
+                     round_up(ceil_div(n, shares_k || shares_rows(threads) ? 1 : threads), dots ? kernel.lanes : nr));
         while (!dots && threads > 1 && task_m > 32 && ceil_div(m, task_m) * ceil_div(n, task_n) < threads * kEach)
             task_m -= 8;
         tasks_m = ceil_div(m, task_m);
@@ -258,7 +264,7 @@ struct InPlace final : Way {
                        : dots   ? acc_bytes(m * vectors_k())
                                 : acc_bytes(packed_blocks() * blocks_packed() * kernel.block_units * m);
         packed.own = packs_a && !shares_k && packs_for_itself(m * k, threads);
-        divided = !by_rows && (is_zen5() || !b_is_in_memory());
+        divided = by_rows ? k <= kShortK : is_zen5() || !b_is_in_memory();
         // Rows of a power of 2 would meet in one set of the first-level cache.
         ld = (shares_k ? round_up(n, nr) : task_n) + (streams ? kLine / kernel.acc_size : 0);
         by_lines =
@@ -286,6 +292,12 @@ struct InPlace final : Way {
         common.begins = common.ends = true;
         common.c_row = c.row;
         whole = groups_of(task_m);
+    }
+    /** Are there rows enough for threads that each read all of a small B? Where C is short of products, lines and pages of it that two
+     *  of them write cost more than they save. */
+    bool shares_rows(int threads) const {
+        constexpr int64_t kSmallB = 128 * 1024, kTasks = 4; // bytes; for a thread
+        return by_rows && n <= kSmallB / size / k && ceil_div(m, task_m) >= kTasks * threads;
     }
     /** See GemmInPlace. */
     int64_t stream_ahead() const {

@@ -16,7 +16,8 @@ namespace infini::gemm {
 
 constexpr int64_t kFarB = 12 << 20; // bytes of B from which on it comes from memory, and is streamed or packed ahead
 constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
-constexpr int64_t kFewColumnsOfA = 128;  // of a transposed one up to which small caches take them as they are
+constexpr int64_t kShortK = 32; // of which C takes longer to write than the product, unless B or C stays in a cache
+constexpr int64_t kFewColumnsOfA = 128; // of a transposed one up to which small caches take them as they are
 
 /** Is the processor's own second-level cache as small as Zen 3's and Zen 4's (512 KiB and 1 MiB; a Xeon's has 2 MiB)?
  *  GemmKernel::has_small_l2 tells what its kernels were written for. */
@@ -176,7 +177,8 @@ struct Gemm {
     bool may_copy_b() const {
         constexpr int64_t kRows = 17;
         if (b.col == 1) return may_copy_rows();
-        return !dots && !converts() && (b.row != 1 || m >= kRows) && reads_a() && n > 1 && b_is_small();
+        return !dots && !converts() && (b.row != 1 || m >= kRows) && reads_a() && n > 1 &&
+               (b_is_small() || k <= kShortK);
     }
     /** The same for contiguous rows that push each other out of a small first-level cache. */
     bool may_copy_rows() const {
