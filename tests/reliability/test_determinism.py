@@ -586,6 +586,44 @@ def test_rows_that_end_between_nans(
     record_property("cases", 3 * 3 * len(heights))
 
 
+# Rows of B follow one another, or are 32 KiB apart; C has no room in a second-level cache, or in four.
+@pytest.mark.parametrize(("m", "k"), [(2000, 3), (400, 31), (400, 60)])
+@pytest.mark.parametrize("layout", ["rows", "far rows", "columns", "columns of a"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_products_of_a_short_k(
+    dtype: str,
+    layout: str,
+    m: int,
+    k: int,
+    rng: np.random.Generator,
+    num_threads: Threads,
+    record_property: Record,
+) -> None:
+    """C is written in long runs, of whole rows by each thread, whatever their number: sums of few integers
+    are exact, and what lies behind C's rows is left alone."""
+    n, apart = 2150, 32768 // DTYPES[dtype].itemsize
+    a = rng.integers(-3, 4, (m, k)).astype(DTYPES[dtype])
+    b = rng.integers(-3, 4, (k, n)).astype(DTYPES[dtype])
+    expected = (a.astype(np.float64) @ b.astype(np.float64)).astype(DTYPES[dtype])
+    if layout == "columns":
+        b = np.asfortranarray(b)
+    elif layout == "columns of a":
+        a = np.asfortranarray(a)
+    elif layout == "far rows":
+        far = np.zeros((k, apart), DTYPES[dtype])[:, :n]
+        far[...] = b
+        b = far
+    heights = (1, 8, 9, 33, 100, m)
+    for count in (1, 2, 3):
+        num_threads(count)
+        for rows in heights:
+            c = np.full((rows, n + 1), 7, DTYPES[dtype])
+            infiniop_py.gemm(a[:rows], b, out=c[:, :n])
+            assert_same_bits(c[:, :n] + 0, expected[:rows] + 0, f"{rows} rows, {count} threads")
+            assert (c[:, n] == 7).all()
+    record_property("cases", 3 * len(heights))
+
+
 # Items, M, K, N: several to a task; more than a cache holds, so that the next one is fetched.
 @pytest.mark.parametrize("shape", [(37, 19, 130, 35), (150, 64, 70, 52)], ids=str)
 @pytest.mark.parametrize("op", ["gemm", "gemm_add", "gemm_mul"])
@@ -609,18 +647,21 @@ def test_a_batch_item_is_the_single_product(
 
 # Rows of A: streamed, in steps, in short steps, packed.
 @pytest.mark.parametrize("m", [1, 2, 4, 8, 20])
+@pytest.mark.parametrize(("k", "n"), [(700, 613), (600, 150)])
 @pytest.mark.parametrize("in_columns", ["", "b"], ids="in_columns={}".format)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_items_that_come_from_memory(
     dtype: str,
     in_columns: str,
+    k: int,
+    n: int,
     m: int,
     rng: np.random.Generator,
     num_threads: Threads,
     record_property: Record,
 ) -> None:
     """Little of B in each, but more in all than caches hold: they are fetched as a large B is."""
-    items, k, n = 24, 700, 613
+    items = 24
     a = _normal(rng, dtype, items, m, k)
     b = _normal(rng, dtype, items, n, k).swapaxes(1, 2) if in_columns else _normal(rng, dtype, items, k, n)
     singles = [infiniop_py.gemm(*item) for item in zip(a, b)]

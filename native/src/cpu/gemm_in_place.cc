@@ -127,10 +127,10 @@ struct InPlace final : Way {
         const int64_t few = packs ? g.kernel.in_place_rows : kInPlaceFewRows;
         const int64_t few_of_short = packs ? kInPlaceShortOfRows : kInPlaceShort;
         if (is_zen5() && g.kernel.unit_k > 1 && g.m > kInPlacePairsZen5 && rows_meet(g.b.row * g.size)) return false;
-        if (g.m <= few || (g.converts() && std::max(g.m, g.k) <= few_of_short))
+        if (g.m <= few || (g.converts() && (g.is_short() || std::max(g.m, g.k) <= few_of_short)))
             return a_fits(g) && !(far_b(g) && crowded(g));
-        if (far_b(g) && g.k > kShortK) return false;
-        const bool far = std::abs(g.b.row) * g.size >= kInPlaceFarRows && g.m >= kInPlaceManyRows && g.k > kShortK;
+        if (far_b(g) && !g.is_short()) return false;
+        const bool far = std::abs(g.b.row) * g.size >= kInPlaceFarRows && g.m >= kInPlaceManyRows && !g.is_short();
         return !g.converts() && g.reads_a() && !far;
     }
     /** Is there more of B than the second-level cache keeps beside all else? */
@@ -234,7 +234,7 @@ struct InPlace final : Way {
         int64_t run = short_steps && !kernel.has_small_l2                 ? kInPlaceShortRun
                       : m > kInPlaceFewRows || (short_steps && one_group) ? kInPlaceRun
                                                                           : kInPlaceFewRowsRun;
-        if (by_rows && !short_steps && k <= kShortK)
+        if (by_rows && !short_steps && is_short())
             run = std::max(run, std::min(kInPlaceRunShortK, second_level_cache() / kInPlaceSharesShortK / k));
         run /= size;
         if (short_steps) run = equal_share(threads, run);
@@ -264,7 +264,7 @@ struct InPlace final : Way {
                        : dots   ? acc_bytes(m * vectors_k())
                                 : acc_bytes(packed_blocks() * blocks_packed() * kernel.block_units * m);
         packed.own = packs_a && !shares_k && packs_for_itself(m * k, threads);
-        divided = by_rows ? k <= kShortK : is_zen5() || !b_is_in_memory();
+        divided = by_rows ? is_short() : is_zen5() || !b_is_in_memory();
         // Rows of a power of 2 would meet in one set of the first-level cache.
         ld = (shares_k ? round_up(n, nr) : task_n) + (streams ? kLine / kernel.acc_size : 0);
         by_lines =

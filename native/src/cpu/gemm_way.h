@@ -16,7 +16,8 @@ namespace infini::gemm {
 
 constexpr int64_t kFarB = 12 << 20; // bytes of B from which on it comes from memory, and is streamed or packed ahead
 constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
-constexpr int64_t kShortK = 32; // of which C takes longer to write than the product, unless B or C stays in a cache
+/* K of which C takes longer to write than the product, unless C stays in a cache; of halves, whose B is converted for each few rows. */
+constexpr int64_t kShortK = 64, kShortKHalves = 32;
 constexpr int64_t kFewColumnsOfA = 128; // of a transposed one up to which small caches take them as they are
 
 /** Is the processor's own second-level cache as small as Zen 3's and Zen 4's (512 KiB and 1 MiB; a Xeon's has 2 MiB)?
@@ -149,6 +150,11 @@ struct Gemm {
     /** Is there more of B than so many bytes? Of that of all items: their turns are so far apart that caches hold the last ones' alone. */
     bool b_exceeds(int64_t bytes) const { return (b.batch == 0 ? n : batch * n) > bytes / size / k; }
     bool b_is_in_memory() const { return b_exceeds(kFarB); }
+    /** See kShortK. Of pairs no such product was measured; tiles are as fast unless C has room in no cache. */
+    bool is_short() const {
+        const bool pays = kernel.unit_k == 1 || (kernel.in_tiles && n > 4 * second_level_cache() / size / m);
+        return !dots && (converts() ? pays && k <= kShortKHalves : k <= kShortK);
+    }
     /** Are elements not of the type that sums are kept in? */
     bool converts() const { return size != kernel.acc_size; }
     /** Bytes of a B that stays in the second-level cache beside many rows of A; more of one, of which rows a power of 2 apart would have
@@ -177,8 +183,8 @@ struct Gemm {
     bool may_copy_b() const {
         constexpr int64_t kRows = 17;
         if (b.col == 1) return may_copy_rows();
-        return !dots && !converts() && (b.row != 1 || m >= kRows) && reads_a() && n > 1 &&
-               (b_is_small() || k <= kShortK);
+        if (converts()) return is_short() && !has_pairs() && b.row == 1 && m >= kRows && n > 1;
+        return !dots && (b.row != 1 || m >= kRows) && reads_a() && n > 1 && (b_is_small() || is_short());
     }
     /** The same for contiguous rows that push each other out of a small first-level cache. */
     bool may_copy_rows() const {
