@@ -1,11 +1,12 @@
 /* gemm on the CPU: one set of parts (see GemmKernel), five ways to put them together, and the choice of one when a problem is planned.
  *
  *  ahead     as columns, with B packed by the products of the K block before: ten rows to some hundreds (gemm_ahead.cc);
- *  in place  B is multiplied where it lies: few rows of A, small problems, and a B that stays in the second-level cache
- *            (gemm_in_place.cc);
- *  copied B  a small B is copied, and multiplied in place, if nothing in it is contiguous, or its columns are and A has many rows,
- *            or its rows push each other out of a small first-level cache; and one that is small or narrow where elements are
- *            multiplied in pairs, which rows of A are made of, or those of a short transposed one (gemm_copied_b.cc);
+ *  in place  B is multiplied where it lies: few rows of A, small problems, a short K, and a B that stays in the second-level
+ *            cache (gemm_in_place.cc);
+ *  copied B  a B that is small, or of a short K, is copied, and multiplied in place, if nothing in it is contiguous, or its
+ *            columns are and A has many rows, or its rows push each other out of a small first-level cache; and one that is small
+ *            or narrow where elements are multiplied in pairs, which rows of A are made of, or those of a short transposed one
+ *            (gemm_copied_b.cc);
  *  columns   A is packed as a whole, and threads share the columns of C: up to some hundred rows (gemm_columns.cc);
  *  blocked   A and B are packed block by block: all else (gemm_blocked.cc).
  *

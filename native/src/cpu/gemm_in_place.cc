@@ -1,10 +1,10 @@
 /* gemm in place: B is multiplied where it lies, in tasks that need nothing of each other. F32 and F64 where the rows of B are
  * contiguous, those of A as well, or as reads_a() has it, and B stays in the second-level cache; every dtype where A has few
- * rows, or not many and K is short. A is not packed either, but where it must be converted, if it is not one row that
- * gemm_dots.inl converts at each use, or where several rows of it are multiplied by columns of B with AVX-512 or there. Where
- * there is more of B than the cache holds, few rows of A are multiplied by short blocks of K, and very few, or up to 32 with
- * AVX-512, by long runs of some of B's rows. Columns of B are multiplied over all of K (gemm_dots.inl, gemm_lines.inl,
- * gemm_twins.inl, gemv.inl). */
+ * rows, or K is short, for which C is written in long runs. A is not packed either, but where it must be converted, if it is
+ * not one row that gemm_dots.inl converts at each use, or where several rows of it are multiplied by columns of B with AVX-512
+ * or there. Where there is more of B than the cache holds, few rows of A are multiplied by short blocks of K, and very few, or
+ * up to 32 with AVX-512, by long runs of some of B's rows. Columns of B are multiplied over all of K (gemm_dots.inl,
+ * gemm_lines.inl, gemm_twins.inl, gemv.inl). */
 #include "cpu/gemm_way.h"
 #include "cpu/thread_pool.h"
 #include "cpu/tiles.h"
