@@ -1,8 +1,9 @@
-/* gemm with a copy of B: one that is small, or of a short K, whose rows are not contiguous, or push each other out of a small first-level cache, is
- * copied in strips of columns, each of which is multiplied in place, by rows (gemm_in_place.cc): that needs no packed A.
- * Contiguous columns are transposed, for many rows of A; fewer are multiplied as they are. Where elements are multiplied in pairs
- * (GemmKernel), the copy is of pairs, whatever B is like, and for fewer rows: A's lie in memory, or a transposed one of short columns
- * is turned. Each thread copies what it multiplies, since lines that one core has written come slowly to another. */
+/* gemm with a copy of B: one that is small, or of a short K, whose rows are not contiguous, or push each other out of a small
+ * first-level cache, is copied in strips of columns, each of which is multiplied in place, by rows (gemm_in_place.cc): that
+ * needs no packed A. Contiguous columns are transposed, for many rows of A; fewer are multiplied as they are. Where elements
+ * are multiplied in pairs (GemmKernel), the copy is of pairs, whatever B is like, and for fewer rows: A's lie in memory, or a
+ * transposed one of short columns is turned. Each thread copies what it multiplies, since lines that one core has written come
+ * slowly to another. */
 #include <cstdlib>
 
 #include "cpu/gemm_way.h"
