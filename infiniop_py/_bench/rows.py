@@ -215,6 +215,7 @@ ATTENTION = (
     ((16, 197, 197, 64), CONTIGUOUS),
 )
 NARROW = ((64, 3072, 16), (134, 3216, 68))
+SHORT_K = ((2048, 4, 100), (4096, 16, 4096))  # with a C that stays in the caches, and one that does not
 SHORT_ROWS = ((13824, 6), (20000, 16), (400000, 50))  # less than a vector, a few of them, and past the caches
 TINY = (16, 32, 64)
 IN_CACHE, IN_MEMORY = (1000, 1000), (8000, 8000)  # 1e6 and 64e6 elements
@@ -240,6 +241,9 @@ def _gemms() -> Iterator[Case]:
     for dtype in (DType.F32, DType.BF16):
         for narrow in NARROW:
             yield gemm(dtype, narrow)
+    for dtype in _HALVES_AND_F32:
+        for short in SHORT_K:
+            yield gemm(dtype, short)
     for dtype in _GEMM_DTYPES:
         for shape in BATCHED:
             yield gemm(dtype, shape)
