@@ -144,8 +144,7 @@ struct Blocked final : Way {
 
     /** Of those, so many are multiplied with a K block of a panel of B before the next one is. */
     int64_t panels_together() const { return kernel.in_tiles || dots ? task_panels : 1; }
-    /** Their sums; in tiles those of a panel alone by turns. */
-    int64_t tiles_together() const { return std::max<int64_t>(panels_together(), kernel.in_tiles ? 2 : 1); }
+    int64_t tiles_together() const { return std::max(panels_together(), LateStore::tiles(*this)); }
     Tasks tasks_of(const Block &block, int threads) const {
         constexpr int64_t kMany = 8; // for a thread: of fewer, all threads have as many
         const int64_t groups = groups_of(block, threads);

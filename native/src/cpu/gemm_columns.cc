@@ -69,11 +69,9 @@ struct Columns final : WholeA {
         bytes_b = panel_b(units(std::min(k, block_k))) * (packs_rows ? 1 : task_n / nr * (ahead ? 2 : 1));
         // They wait here for the next K block; those of the last one are stored at once.
         const int64_t panels_b = task_n / nr + (by_lines ? ceil_div(kLine / size, nr) : 0);
-        bytes_sums =
-            tile_bytes() * (k_blocks() > 1 || dots ? ceil_div(panels_m, tasks_m) * panels_b : tiles_by_turns());
+        const bool wait = k_blocks() > 1 || dots;
+        bytes_sums = tile_bytes() * (wait ? ceil_div(panels_m, tasks_m) * panels_b : LateStore::tiles(*this));
     }
-    /** Of sums that are stored at once, or in tiles after the next product. */
-    int64_t tiles_by_turns() const { return kernel.in_tiles ? 2 : 1; }
     /** Shares of A's panels, each of which packs B for itself: as many as leave the thread that has most of them the least to do. */
     int64_t row_shares(int threads) const {
         constexpr int64_t kPackRows = 10; // of A, whose products take as long as packing B

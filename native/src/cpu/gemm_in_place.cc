@@ -145,7 +145,7 @@ struct InPlace final : Way {
         return g.kernel.has_small_l2 && g.k > g.block_k &&
                (g.m > kInPlaceFewRowsSmallL2 || g.b.row * g.size % kInPlaceCrowdedEvery == 0);
     }
-    /** And of the items of a batch together, each of which is long enough to be streamed? Not of pairs, which were not measured. */
+    /** The same of the items of a batch in all, each of which is long enough to be streamed. Not of pairs, which were not measured. */
     static bool far_items(const Gemm &g) {
         constexpr int64_t kLongItem = 128 * 1024; // bytes
         return g.kernel.unit_k == 1 && g.batch > 1 && g.b_exceeds(second_level_cache()) &&
@@ -293,8 +293,8 @@ struct InPlace final : Way {
         common.c_row = c.row;
         whole = groups_of(task_m);
     }
-    /** Are there rows enough for threads that each read all of a small B? Where C is short of products, lines and pages of it that two
-     *  of them write cost more than they save. */
+    /** Are there rows enough for threads that each read all of a small B? Columns of the same rows of C are in lines, and in pages, that
+     *  several of them write, which costs more than reading that saves. */
     bool shares_rows(int threads) const {
         constexpr int64_t kSmallB = 128 * 1024, kTasks = 4; // bytes; for a thread
         return by_rows && n <= kSmallB / size / k && ceil_div(m, task_m) >= kTasks * threads;

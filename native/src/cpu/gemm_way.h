@@ -376,6 +376,9 @@ private:
 struct LateStore {
     LateStore(const Gemm &gemm, float alpha_, float beta_) : g(gemm), alpha(alpha_), beta(beta_) {}
 
+    /** At least so many tiles of sums there must be, for products to use by turns. */
+    static int64_t tiles(const Gemm &gemm) { return gemm.kernel.in_tiles ? 2 : 1; }
+
     /** Before a product that leaves its sums there. */
     void make_room(const char *where) {
         if (where == sums) store();

@@ -9,8 +9,6 @@ constexpr bool kHasDots = true; // see gemm_dots.inl
 constexpr bool kManyRegisters = false;
 constexpr bool kLeanSteps = true; // see steps_of_rows()
 constexpr int kHeldWeights = 8;   // vectors of them that rows of add_rms_norm share
-template <class T>
-constexpr bool kStoresTwo = false; // see vec_avx512.inl
 
 struct VF {
     static constexpr int N = 8;

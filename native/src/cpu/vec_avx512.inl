@@ -76,9 +76,6 @@ INFINI_INLINE void store(bf16 *p, VF x) { // to_bf16 in sixteen lanes
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtepi32_epi16(result));
 }
 
-/** Has T an instruction that converts two vectors to a whole cache line? */
-template <class T>
-constexpr bool kStoresTwo = false;
 #if defined(__AVX512BF16__)
 template <>
 constexpr bool kStoresTwo<bf16> = true;

@@ -40,6 +40,10 @@ struct VecOf<double> {
 template <class T>
 using Vec = typename VecOf<T>::type;
 
+/** Has T an instruction that converts two vectors to a whole cache line, and store_two()? */
+template <class T>
+constexpr bool kStoresTwo = false;
+
 /** The first n < N elements, the others 0. Touches no byte behind them. */
 template <class T, class V = Vec<T>>
 INFINI_INLINE V load_n_by_memory(const T *p, int64_t n) {
