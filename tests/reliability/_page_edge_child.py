@@ -27,7 +27,7 @@ from infiniop_py._conformance.layouts import Guarded
 from infiniop_py.workspace import Workspace
 
 LONGEST = 400_000  # elements of all operands: beyond, a row has no more kinds of edges, only more of each
-_WAY = re.compile(r"B transposed|blocked|in place by \w+|columns, A packed(, B packed by rows)?")
+_WAY = re.compile(r"B kept|B transposed|blocked|in place by \w+|columns, A packed(, B packed by rows)?")
 
 
 class Ways(logging.Handler):

@@ -124,10 +124,10 @@ _CHECKS = {
 
 # K on both sides of a block of 256, of one of 256 pairs, and of several.
 _DEPTHS = (1, 2, 3, 7, 31, 255, 256, 257, 512, 513, 769, 3001)
-# Few rows, also with more of B than half of a large second-level cache; few columns; more of both, and of a B
-# that no product reads where it lies. Beyond so many rows a product is blocked, if B is transposed and too
-# large to be copied.
-_SHAPES = sizes("1x300x384 2x1101x513 8x130x513 300x1x384 300x5x300 40x330x600 16x16x100003")
+# Few rows, also with more of B than half of a large second-level cache; few columns, also of a B that the
+# first-level cache holds; more of both, and of a B that no product reads where it lies. Beyond so many rows a
+# product is blocked, if B is transposed and too large to be copied.
+_SHAPES = sizes("1x300x384 2x1101x513 8x130x513 300x1x384 300x5x300 300x6x36 40x330x600 16x16x100003")
 _BLOCKED_ROWS = {"f16": 264, "bf16": 264, "f32": 264, "f64": 136}
 _SLOW_SHAPES = sizes("2060x70x300 70x2060x300 16x16x1000003")
 _LAYOUTS: tuple[tuple[str, ...], ...] = ((), ("C", "C", "T"), ("C", "T", "C"), ("T", "C", "C"))

@@ -624,6 +624,39 @@ def test_products_of_a_short_k(
     record_property("cases", 3 * len(heights))
 
 
+# Vectors and tiles of columns, in part and whole; of K, elements, pairs and tiles; in all, more than is kept.
+@pytest.mark.parametrize("n", [2, 5, 8, 13, 16, 31, 32, 33, 64, 130])
+@pytest.mark.parametrize("layout", ["rows", "padded", "columns", "columns of a"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_products_with_a_small_b(
+    dtype: str, layout: str, n: int, rng: np.random.Generator, num_threads: Threads, record_property: Record
+) -> None:
+    """Rows of C are written as whole vectors where others follow: sums of few integers are exact, what lies
+    behind C is left alone, and so are operands' neighbours, which are NaN."""
+    depths, heights = (1, 7, 13, 24, 33, 64, 127, 128), (11, 12, 25, 32, 47, 128, 500)
+    b_all = rng.integers(-3, 4, (depths[-1], n)).astype(DTYPES[dtype])
+    a_all = rng.integers(-3, 4, (heights[-1], depths[-1])).astype(DTYPES[dtype])
+    pad = 1 if layout == "padded" else 0
+    for k in depths:
+        b = np.asfortranarray(b_all[:k]) if layout == "columns" else b_all[:k]
+        for rows in heights:
+            around = np.full((rows, k + pad), np.nan, DTYPES[dtype], "F" if layout == "columns of a" else "C")
+            a = around[:, :k]
+            a[...] = a_all[:rows, :k]
+            product = a.astype(np.float64) @ b.astype(np.float64)
+            for count in (1, 3):
+                num_threads(count)
+                for alpha, beta in ((1.0, 0.0), (2.0, 1.0)):
+                    memory = np.full(rows * (n + pad) + 40, 7, DTYPES[dtype])
+                    c = memory[: rows * (n + pad)].reshape(rows, n + pad)
+                    infiniop_py.gemm(a, b, alpha, beta, c=c[:, :n], out=c[:, :n])
+                    expected = (alpha * product + 7 * beta).astype(DTYPES[dtype])
+                    what = f"{rows} rows, k {k}, {count} threads, beta {beta}"
+                    assert_same_bits(c[:, :n] + 0, expected + 0, what)
+                    assert (c[:, n:] == 7).all() and (memory[-40:] == 7).all(), what
+    record_property("cases", 4 * len(depths) * len(heights))
+
+
 # Items, M, K, N: several to a task; more than a cache holds, so that the next one is fetched.
 @pytest.mark.parametrize("shape", [(37, 19, 130, 35), (150, 64, 70, 52)], ids=str)
 @pytest.mark.parametrize("op", ["gemm", "gemm_add", "gemm_mul"])

@@ -1,6 +1,7 @@
-/* gemm on the CPU: one set of parts (see GemmKernel), five ways to put them together, and the choice of one when a problem is planned.
+/* gemm on the CPU: one set of parts (see GemmKernel), six ways to put them together, and the choice of one when a problem is planned.
  *
  *  ahead     as columns, with B packed by the products of the K block before: ten rows to some hundreds (gemm_ahead.cc);
+ *  kept B    B, packed, stays in the first-level cache: few columns and a short K, in tiles more columns (gemm_kept_b.cc);
  *  in place  B is multiplied where it lies: few rows of A, small problems, a short K, and a B that stays in the second-level
  *            cache (gemm_in_place.cc);
  *  copied B  a B that is small, or of a short K, is copied, and multiplied in place, if nothing in it is contiguous, or its
@@ -55,7 +56,7 @@ struct GemmPlan final : CpuPlan {
         slots = by_item ? static_cast<int>(std::min<int64_t>(g.batch, threads)) : 1;
         threads_of_item = by_item ? 1 : threads;
         way = ahead(g, threads_of_item);
-        for (const auto plan : {in_place, copied_b, columns, blocked})
+        for (const auto plan : {kept_b, in_place, copied_b, columns, blocked})
             if (way == nullptr) way = plan(g, threads_of_item);
         if (by_item) plan_items();
         bytes = way->workspace(threads_of_item);

@@ -140,6 +140,8 @@ void gemm_multiply_pack(int64_t units, const void *a, const void *b, int64_t str
 
 #include "cpu/gemm_in_place.inl"
 
+#include "cpu/gemm_narrow.inl"
+
 #include "cpu/gemv.inl"
 
 template <class T>
@@ -151,8 +153,9 @@ void gemm_store(void *c_, int64_t row_stride, int64_t col_stride, const void *su
     T *c = static_cast<T *>(c_);
     const Acc alpha = alpha_, beta = beta_;
     const V alphas = broadcast(alpha), betas = broadcast(beta);
+    const bool reads = beta != 0;
     if constexpr (kStoresTwo<T>)
-        if (n == 2 * N && col_stride == 1 && beta == 0) { // a whole panel
+        if (n == 2 * N && col_stride == 1 && !reads) { // a whole panel
             const Acc *sums = static_cast<const Acc *>(sums_);
             for (int64_t i = 0; i < m; ++i, c += row_stride, sums += ld)
                 store_two(c, alphas * load(sums), alphas * load(sums + N));
@@ -166,14 +169,18 @@ void gemm_store(void *c_, int64_t row_stride, int64_t col_stride, const void *su
             const int64_t count = n - j < N ? n - j : N;
             if (col_stride == 1 && count == N) {
                 const V product = alphas * load(sums + j);
-                store(row + j, beta == 0 ? product : fma(betas, load(row + j), product));
+                store(row + j, reads ? fma(betas, load(row + j), product) : product);
+                continue;
+            }
+            const V product = alphas * load_n(sums + j, count);
+            if (sizeof(T) == sizeof(Acc) && col_stride == 1) { // halves would go by memory, too
+                store_n(row + j, reads ? fma(betas, load_n(row + j, count), product) : product, count);
                 continue;
             }
             T out[N] = {};
-            if (beta != 0)
+            if (reads)
                 for (int64_t l = 0; l < count; ++l) out[l] = row[(j + l) * col_stride];
-            const V product = alphas * load_n(sums + j, count);
-            store(out, beta == 0 ? product : fma(betas, load(out), product));
+            store(out, reads ? fma(betas, load(out), product) : product);
             for (int64_t l = 0; l < count; ++l) row[(j + l) * col_stride] = out[l];
         }
     }
@@ -208,6 +215,7 @@ constexpr void fill_multiply(GemmKernel &kernel) {
 inline void take_multiply(GemmKernel &to, const GemmKernel &from) {
     for (int exactness = kFast; exactness <= kExact; ++exactness)
         for (int r = 0; r <= kGemmMaxRows; ++r) to.multiply[exactness][r] = from.multiply[exactness][r];
+    for (int vectors = 0; vectors < 2; ++vectors) to.narrow[vectors] = from.narrow[vectors];
 }
 
 template <class T, int Exactness, int R>
@@ -272,6 +280,12 @@ constexpr GemmKernel gemm_kernel() {
     kernel.pack = kernel.pack_rows = gemm_pack<T>;
     kernel.store = gemm_store<T>;
     fill_products<T, kFast>(kernel);
+#if defined(__AVX2__) // for portable vectors, ways for more columns are fast enough
+    if constexpr (kOwnMultiply<T> && U::kDepth == 1) {
+        kernel.narrow[0] = gemm_narrow<typename U::Sums, 1>;
+        kernel.narrow[1] = gemm_narrow<typename U::Sums, 2>;
+    }
+#endif
     if constexpr (U::kFlush) {
         kernel.least = gemm_least<T>;
         fill_products<T, kExact>(kernel);

@@ -18,6 +18,8 @@ constexpr int64_t kFarB = 12 << 20; // bytes of B from which on it comes from me
 constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
 /* K of which C takes longer to write than the product, unless C stays in a cache; of halves, whose B is converted for each few rows. */
 constexpr int64_t kShortK = 64, kShortKHalves = 32;
+constexpr int64_t kKeptK = 128,
+                  kKeptB = 32 * 1024;   // of a B in tiles that is kept: most of K, and bytes as packed (gemm_kept_b.cc)
 constexpr int64_t kFewColumnsOfA = 128; // of a transposed one up to which small caches take them as they are
 
 /** Is the processor's own second-level cache as small as Zen 3's and Zen 4's (512 KiB and 1 MiB; a Xeon's has 2 MiB)?
@@ -119,11 +121,11 @@ struct Gemm {
             !dots && c.col == 1 && takes_a && b_is_small() && (b.col == 1 || (converts() ? b.row == 1 : may_copy_b()));
         const bool few = n <= kFewColumns,
                    empty = few && (converts() ? 4 * n <= 3 * round_up(n, has_pairs() && a.col == 1 ? nr / 2 : nr)
-                                              : 16 * n <= 5 * nr);
+                                              : few_in_panel());
         // Along k, columns that are too few for a kernel would be summed up one by one, and rows be packed for them.
         constexpr int64_t kFewAlongK = 8;
         const int64_t times = dots && n < kFewAlongK ? 1 : 4;
-        exchanged = (column_major && !stays_in_rows()) || (few && m > times * n && (!in_rows || empty));
+        exchanged = (column_major && !stays_in_rows()) || (few && m > times * n && (!in_rows || empty) && !keeps_b());
         if (exchanged) {
             std::swap(m, n);
             std::swap(a, b);
@@ -155,6 +157,20 @@ struct Gemm {
         const bool pays = kernel.unit_k == 1 || (kernel.in_tiles && n > 4 * second_level_cache() / size / m);
         return !dots && (converts() ? pays && k <= kShortKHalves : k <= kShortK);
     }
+    /** Does all of B stay in the first-level cache, packed, and are there rows of A enough for that? (gemm_kept_b.cc) */
+    bool keeps_b() const {
+        // Of fewer columns vectors are so empty that A is better transposed; where B is to be read as it is, more rows pay sooner.
+        constexpr int64_t kKOfColumn = 12, kKOfColumnHalves = 6, kRowsInPlace = 128, kRowsOfTiles = 32;
+        if (dots || c.col != 1 || n < 2) return false;
+        if (kernel.in_tiles)
+            return (a.col == 1 || a.row == 1) && k <= kKeptK && m >= kRowsOfTiles &&
+                   n <= kKeptB / kernel.acc_size / units(k) / nr * nr;
+        return kernel.narrow[0] != nullptr && a.col == 1 && n <= nr &&
+               k <= std::min(kNarrowK, (converts() ? kKOfColumnHalves : kKOfColumn) * n) &&
+               m >= (converts() || few_in_panel() ? kNarrowRows : kRowsInPlace);
+    }
+    /** Would vectors of columns be mostly empty? */
+    bool few_in_panel() const { return 16 * n <= 5 * nr; }
     /** Are elements not of the type that sums are kept in? */
     bool converts() const { return size != kernel.acc_size; }
     /** Bytes of a B that stays in the second-level cache beside many rows of A; more of one, of which rows a power of 2 apart would have
@@ -494,6 +510,7 @@ void parallel_prepared(int64_t tasks, int threads, bool divided, Prepare &&prepa
 /** The way named, for an item that so many threads compute; null where it does not pay, or `anyway` where it is not possible. Best
  *  first. */
 std::unique_ptr<const Way> ahead(const Gemm &gemm, int threads, bool anyway = false);
+std::unique_ptr<const Way> kept_b(const Gemm &gemm, int threads);
 std::unique_ptr<const Way> in_place(const Gemm &gemm, int threads);
 std::unique_ptr<const Way> copied_b(const Gemm &gemm, int threads);
 std::unique_ptr<const Way> columns(const Gemm &gemm, int threads);

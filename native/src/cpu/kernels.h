@@ -137,6 +137,8 @@ constexpr int kTwinsFewRows = 4;      // and of those that take two pairs of suc
 /** Units from one panel that is packed ahead to the next: a cache line more than there are, for powers of 2 would meet in
  *  one set of the first-level cache. */
 constexpr int64_t ahead_panel(int64_t nr, int64_t unit_size) { return nr * kGemmBlockUnits + 64 / unit_size; }
+/** See GemmNarrow; and elements of K at most. */
+constexpr int64_t kNarrowRows = 12, kNarrowK = 64;
 /** Of so many rows, those that are multiplied first. */
 constexpr int steps_first(int rows) { return rows > kStepsGroup ? (rows + 1) / 2 : rows; }
 /** Do rows so many bytes apart meet in one or two sets of the first-level cache? */
@@ -177,6 +179,19 @@ struct GemmInPlace {
 };
 /** Returns the least exponent met in B, see GemmKernel. */
 using GemmInPlaceKernel = int (*)(const GemmInPlace &);
+
+/** c = alpha * rows of A, which are contiguous in k, times a packed B of few columns and a short K (gemm_kept_b.cc): all of the type
+ *  sums are kept in. Strides in elements. */
+struct GemmNarrow {
+    const void *a;
+    int64_t a_row;
+    const void *b; // [k][whole vectors]
+    int64_t m, k;  // a multiple of kNarrowRows
+    void *c;       // rows of whole vectors, written one after the other
+    int64_t c_row;
+    float alpha;
+};
+using GemmNarrowKernel = void (*)(const GemmNarrow &);
 
 /** Packs `count` rows (or columns) of depth kc into panels that are panel_stride units apart: element k of row w is
  *  src[w * stride_w + k * stride_k]; the last panel is filled up with 0. Returns the least exponent, see GemmKernel. */
@@ -224,6 +239,7 @@ struct GemmKernel {
     /** As multiply[kFast], while rows of B are packed, or columns; or twice as much of rows each time, by panels that are all of
      *  A's rows, kAheadTwiceRows or more. Null where there are none. */
     GemmMultiplyAhead multiply_ahead[3][kGemmMaxRows + 1];
+    GemmNarrowKernel narrow[2];                  // of one vector of columns, and of two; null where there are none
     GemmInPlaceKernel rows[2][kGemmMaxRows + 1]; // b[k * b_stride + j]
     /** The same for a B from memory, whole K blocks; null for rows that it does not pay for. */
     GemmInPlaceKernel streams[2][kHeldRows + 1];

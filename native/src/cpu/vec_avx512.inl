@@ -39,8 +39,6 @@ INFINI_INLINE VD operator*(VD a, VD b) { return {_mm512_mul_pd(a.v, b.v)}; }
 /** a * b + c */
 INFINI_INLINE VF fma(VF a, VF b, VF c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 INFINI_INLINE VD fma(VD a, VD b, VD c) { return {_mm512_fmadd_pd(a.v, b.v, c.v)}; }
-/** sum += a * b: where registers are not scarce, the compiler needs no help. */
-INFINI_INLINE void add_product(VF &sum, VF a, VF b) { sum = fma(a, b, sum); }
 
 INFINI_INLINE VF load(const f16 *p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)))};

@@ -12,6 +12,12 @@ INFINI_INLINE typename V::Scalar sum(V x) {
     return lanes[0];
 }
 
+/** sum += a * b: where registers are not scarce, the compiler needs no help. */
+template <class V>
+INFINI_INLINE void add_product(V &sum, V a, V b) {
+    sum = fma(a, b, sum);
+}
+
 INFINI_INLINE double to_acc(double x) { return x; }
 INFINI_INLINE float to_acc(float x) { return x; }
 INFINI_INLINE float to_acc(f16 x) { return to_float(x); }
