@@ -280,7 +280,7 @@ constexpr GemmKernel gemm_kernel() {
     kernel.pack = kernel.pack_rows = gemm_pack<T>;
     kernel.store = gemm_store<T>;
     fill_products<T, kFast>(kernel);
-#if defined(__AVX2__) // for portable vectors, ways for more columns are fast enough
+#if defined(__AVX2__) // not of portable vectors, for the library's size
     if constexpr (kOwnMultiply<T> && U::kDepth == 1) {
         kernel.narrow[0] = gemm_narrow<typename U::Sums, 1>;
         kernel.narrow[1] = gemm_narrow<typename U::Sums, 2>;

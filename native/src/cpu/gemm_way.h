@@ -18,8 +18,8 @@ constexpr int64_t kFarB = 12 << 20; // bytes of B from which on it comes from me
 constexpr int64_t kFewRowsOfA = 1 << 22; // elements of A up to which it is packed as a whole
 /* K of which C takes longer to write than the product, unless C stays in a cache; of halves, whose B is converted for each few rows. */
 constexpr int64_t kShortK = 64, kShortKHalves = 32;
-constexpr int64_t kKeptK = 128,
-                  kKeptB = 32 * 1024;   // of a B in tiles that is kept: most of K, and bytes as packed (gemm_kept_b.cc)
+/* Of a B in tiles that is kept: most of K, and bytes as packed (gemm_kept_b.cc). */
+constexpr int64_t kKeptK = 128, kKeptB = 32 * 1024;
 constexpr int64_t kFewColumnsOfA = 128; // of a transposed one up to which small caches take them as they are
 
 /** Is the processor's own second-level cache as small as Zen 3's and Zen 4's (512 KiB and 1 MiB; a Xeon's has 2 MiB)?
